@@ -1,0 +1,3 @@
+"""Unisono: many machines, one voice. Choose with one word how the learners agree."""
+
+from __future__ import annotations

@@ -1,0 +1,302 @@
+"""What a run was asked to do: every key with its default, read from TOML, flags and `--set`.
+
+Four layers, the later over the earlier: the defaults below, the file of `--config`, the flags,
+`--set key=value`. Whatever is wrong is told in one line that names the key and where it was said.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from unisono.events import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Plain = str | int | float | bool
+Option = Plain | dict[str, Plain]
+
+_RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+
+
+class OptimizerChoice(str, Enum):
+    """The optimizers that `optimizer` may name."""
+
+    SGD = "sgd"
+    NG_SGD = "ng-sgd"
+    ADAMW = "adamw"
+
+
+class DeviceChoice(str, Enum):
+    """Where a learner computes; `auto` takes a GPU where there is one."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def default_rate(optimizer: OptimizerChoice) -> float:
+    """Returns the learning rate that an optimizer starts with when none is asked for.
+
+    Natural gradient keeps the length of the gradient, so it starts where SGD does.
+    """
+    return 0.001 if optimizer is OptimizerChoice.ADAMW else 0.05
+
+
+class Table(BaseModel):
+    """A table of keys: unknown ones are refused, types are not guessed, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Network(Table):
+    """`[network]`: the shape of the model."""
+
+    hidden: list[Positive] = Field([256, 256], description="units of each hidden layer")
+    context: Count = Field(5, description="frames on each side of the one that is classified")
+    dropout: Share = Field(0.0, description="share of hidden units dropped in training")
+    batch_norm: bool = Field(False, description="normalise each hidden layer over the minibatch")
+
+
+class Rate(Table):
+    """`[rate]`: the learning rate, `start * end ** progress` with progress 0..1 in data seen."""
+
+    start: Amount = Field(0.0, description="first learning rate; 0: the optimizer's own default")
+    end: float = Field(0.1, gt=0, le=1, description="last learning rate as a share of the first")
+    momentum: Share = Field(0.9, description="momentum of SGD")
+    weight_decay: Amount = Field(0.0, description="weight decay")
+
+
+class Validation(Table):
+    """`[validation]`: checks of the consensus on held-out frames."""
+
+    every: Count = Field(0, description="examples between two checks; 0: once an epoch")
+    examples: Count = Field(20000, description="held-out frames a check, at most; 0: all")
+    enabled: bool = Field(True, description="check at all")
+
+
+class Checkpoint(Table):
+    """`[checkpoint]`: what a killed run goes on from."""
+
+    every: Count = Field(0, description="examples between two checkpoints; 0: once an epoch")
+    keep: Positive = Field(2, description="newest checkpoints kept")
+
+
+class Config(Table):
+    """The whole configuration of a run, as `config.toml` holds it."""
+
+    prep: str = Field("", description="prepared data, a folder made by `unisono prepare`")
+    strategy: str = Field(
+        "", description="how learners agree; empty: solo for 1 learner, averaging for more"
+    )
+    learners: str = Field("1", description="learners: N, or MIN:MAX where they may come and go")
+    cluster: str = Field("", description="Ray cluster: auto or an address; empty: this machine")
+    model: str = Field("dnn", description="the kind of network")
+    optimizer: OptimizerChoice = Field(
+        OptimizerChoice.SGD, strict=False, description="the optimizer of each learner"
+    )
+    epochs: Positive = Field(3, description="passes over the training frames")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of parameters and order of data")
+    minibatch: Positive = Field(256, description="examples a step of one learner")
+    threads: Count = Field(0, description="cores a learner; 0: cores // learners, at least 1")
+    device: DeviceChoice = Field(
+        DeviceChoice.AUTO, strict=False, description="where learners compute"
+    )
+    timeout_s: float = Field(
+        10.0, gt=0, allow_inf_nan=False, description="seconds a silent learner is believed to live"
+    )
+    prefetch: Count = Field(4, description="minibatches made ahead; 0: none")
+    network: Network = Network()
+    rate: Rate = Rate()
+    agreement: dict[str, Option] = Field(
+        {}, description="options of the chosen strategy, checked by the strategy"
+    )
+    validation: Validation = Validation()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("learners", mode="before")
+    @classmethod
+    def _learners_are_a_range(cls, value: object) -> object:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(text, str):
+            found = _RANGE.fullmatch(text)
+            if not found or not 1 <= int(found[1]) <= int(found[2] or found[1]):
+                raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+        return text
+
+    @property
+    def learner_range(self) -> tuple[int, int]:
+        """The fewest and the most learners."""
+        least, _, most = self.learners.partition(":")
+        return int(least), int(most or least)
+
+    @property
+    def strategy_name(self) -> str:
+        """The strategy, with the default filled in."""
+        return self.strategy or ("solo" if self.learner_range[1] == 1 else "averaging")
+
+    @property
+    def start_rate(self) -> float:
+        """The first learning rate, with the optimizer's default filled in."""
+        return self.rate.start or default_rate(self.optimizer)
+
+    def threads_per_learner(self, cores: int) -> int:
+        """Returns how many cores each learner uses on a machine that runs them all."""
+        return self.threads or max(1, cores // self.learner_range[1])
+
+
+def load(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) -> Config:
+    """Reads a configuration: defaults, then the file, then flags, then `--set`.
+
+    Args:
+        file: a TOML file, such as another run's config.toml.
+        sets: texts `key=value`, a dot between table and key; a value is TOML or a bare word.
+        flags: values by key; None means that the flag was not given.
+
+    Raises:
+        UserError: a file that cannot be read, an unknown key, a value that does not fit.
+    """
+    layers = _Layers()
+    if file is not None:
+        layers.lay((), _read(file), f"in {file}")
+    for key, value in flags.items():
+        if value is not None:
+            flag = key.replace("_", "-").replace(".", "-")
+            plain = fspath(value) if isinstance(value, PathLike) else value
+            layers.lay(tuple(key.split(".")), plain, f"from --{flag}")
+    for text in sets:
+        key, equals, value = text.partition("=")
+        path = tuple(part.strip() for part in key.split("."))
+        if not equals or not all(path):
+            raise UserError(f"--set {text!r} is not key=value; for example --set rate.start=0.1")
+        layers.lay(path, _value(path, value.strip()), "from --set")
+    try:
+        return Config.model_validate(layers.values)
+    except ValidationError as error:
+        raise UserError(layers.explain(error)) from None
+
+
+def dump(config: Config) -> str:
+    """Returns the complete configuration as TOML; `load` reads back an equal one."""
+    values = config.model_dump()
+    for key, value in values.items():
+        if isinstance(value, Enum):
+            values[key] = value.value
+    return tomli_w.dumps(values)
+
+
+class _Layers:
+    """Values laid over each other, and where each of them was said."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._sources: dict[tuple[str, ...], str] = {}
+
+    def lay(self, path: tuple[str, ...], value: object, source: str) -> None:
+        """Puts a value over what is there; a table is merged key by key."""
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                self.lay((*path, key), inner, source)
+        if path and not (isinstance(value, Mapping) and value):
+            table = self.values
+            for key in path[:-1]:
+                if not isinstance(table.get(key), dict):
+                    table[key] = {}
+                table = table[key]
+            if not (isinstance(value, Mapping) and isinstance(table.get(path[-1]), dict)):
+                table[path[-1]] = value
+            self._sources[path] = source
+
+    def explain(self, error: ValidationError) -> str:
+        """Returns the first fault in one line."""
+        fault = error.errors()[0]
+        path = tuple(str(part) for part in fault["loc"])
+        if path[0] == "agreement" and len(path) > 1:
+            path = path[:2]  # what follows names the members of the union, not keys
+            text = "must be text, a number, true or false, or a table of these"
+        else:
+            text = _wanted(fault["type"], fault["msg"])
+        key = ".".join(part for part in path if not part.isdigit())
+        source = self._source(path)
+        if fault["type"] == "extra_forbidden":
+            return f"unknown key '{key}' {source}; {_nearest(key)}"
+        return f"{key} {source} {text}, but is {reprlib.repr(fault['input'])}"
+
+    def _source(self, path: tuple[str, ...]) -> str:
+        for said, source in reversed(self._sources.items()):
+            shared = min(len(said), len(path))
+            if said[:shared] == path[:shared]:
+                return source
+        return ""
+
+
+def _wanted(kind: str, message: str) -> str:
+    if kind == "model_type":
+        return "must be a table"
+    if kind == "bool_type":
+        return "must be true or false"
+    return message.removeprefix("Value error, ").replace("Input should be", "must be")
+
+
+def _keys(table: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """All keys with a dot between table and key, and their types."""
+    known: dict[str, Any] = {}
+    for name, field in table.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            known.update(_keys(field.annotation, f"{name}."))
+        else:
+            known[prefix + name] = field.annotation
+    return known
+
+
+def _nearest(key: str) -> str:
+    """Hints at the known key that looks most like an unknown one, in whichever table it is."""
+    last = key.rpartition(".")[2]
+
+    def likeness(known: str) -> float:
+        pairs = ((key, known), (last, known.rpartition(".")[2]))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    best = max(_keys(), key=likeness)
+    if likeness(best) >= 0.6:
+        return f"did you mean '{best}'?"
+    return f"the keys are {', '.join(_keys())}"
+
+
+def _value(path: tuple[str, ...], text: str) -> object:
+    """Reads a value of `--set`: TOML, else the bare text; a key that holds text keeps it so."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    if len(parsed) > 1 or (_keys().get(".".join(path)) is str and not isinstance(value, str)):
+        return text
+    return value
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {file}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file} is not a TOML file: {reason}") from None
