@@ -69,64 +69,83 @@ class Table(BaseModel):
 class Network(Table):
     """`[network]`: the shape of the model."""
 
-    hidden: list[Positive] = Field([256, 256], description="units of each hidden layer")
-    context: Count = Field(5, description="frames on each side of the one that is classified")
-    dropout: Share = Field(0.0, description="share of hidden units dropped in training")
-    batch_norm: bool = Field(False, description="normalise each hidden layer over the minibatch")
+    hidden: list[Positive] = Field(default=[256, 256], description="units of each hidden layer")
+    context: Count = Field(
+        default=5, description="frames on each side of the one that is classified"
+    )
+    dropout: Share = Field(default=0.0, description="share of hidden units dropped in training")
+    batch_norm: bool = Field(
+        default=False, description="normalise each hidden layer over the minibatch"
+    )
 
 
 class Rate(Table):
     """`[rate]`: the learning rate, `start * end ** progress` with progress 0..1 in data seen."""
 
-    start: Amount = Field(0.0, description="first learning rate; 0: the optimizer's own default")
-    end: float = Field(0.1, gt=0, le=1, description="last learning rate as a share of the first")
-    momentum: Share = Field(0.9, description="momentum of SGD")
-    weight_decay: Amount = Field(0.0, description="weight decay")
+    start: Amount = Field(
+        default=0.0, description="first learning rate; 0: the optimizer's own default"
+    )
+    end: float = Field(
+        default=0.1, gt=0, le=1, description="last learning rate as a share of the first"
+    )
+    momentum: Share = Field(default=0.9, description="momentum of SGD")
+    weight_decay: Amount = Field(default=0.0, description="weight decay")
 
 
 class Validation(Table):
     """`[validation]`: checks of the consensus on held-out frames."""
 
-    every: Count = Field(0, description="examples between two checks; 0: once an epoch")
-    examples: Count = Field(20000, description="held-out frames a check, at most; 0: all")
-    enabled: bool = Field(True, description="check at all")
+    every: Count = Field(default=0, description="examples between two checks; 0: once an epoch")
+    examples: Count = Field(default=20000, description="held-out frames a check, at most; 0: all")
+    enabled: bool = Field(default=True, description="check at all")
 
 
 class Checkpoint(Table):
     """`[checkpoint]`: what a killed run goes on from."""
 
-    every: Count = Field(0, description="examples between two checkpoints; 0: once an epoch")
-    keep: Positive = Field(2, description="newest checkpoints kept")
+    every: Count = Field(
+        default=0, description="examples between two checkpoints; 0: once an epoch"
+    )
+    keep: Positive = Field(default=2, description="newest checkpoints kept")
 
 
 class Config(Table):
     """The whole configuration of a run, as `config.toml` holds it."""
 
-    prep: str = Field("", description="prepared data, a folder made by `unisono prepare`")
+    prep: str = Field(default="", description="prepared data, a folder made by `unisono prepare`")
     strategy: str = Field(
-        "", description="how learners agree; empty: solo for 1 learner, averaging for more"
+        default="", description="how learners agree; empty: solo for 1 learner, averaging for more"
     )
-    learners: str = Field("1", description="learners: N, or MIN:MAX where they may come and go")
-    cluster: str = Field("", description="Ray cluster: auto or an address; empty: this machine")
-    model: str = Field("dnn", description="the kind of network")
+    learners: str = Field(
+        default="1", description="learners: N, or MIN:MAX where they may come and go"
+    )
+    cluster: str = Field(
+        default="", description="Ray cluster: auto or an address; empty: this machine"
+    )
+    model: str = Field(default="dnn", description="the kind of network")
     optimizer: OptimizerChoice = Field(
-        OptimizerChoice.SGD, strict=False, description="the optimizer of each learner"
+        default=OptimizerChoice.SGD, strict=False, description="the optimizer of each learner"
     )
-    epochs: Positive = Field(3, description="passes over the training frames")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of parameters and order of data")
-    minibatch: Positive = Field(256, description="examples a step of one learner")
-    threads: Count = Field(0, description="cores a learner; 0: cores // learners, at least 1")
+    epochs: Positive = Field(default=3, description="passes over the training frames")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of parameters and order of data")
+    minibatch: Positive = Field(default=256, description="examples a step of one learner")
+    threads: Count = Field(
+        default=0, description="cores a learner; 0: cores // learners, at least 1"
+    )
     device: DeviceChoice = Field(
-        DeviceChoice.AUTO, strict=False, description="where learners compute"
+        default=DeviceChoice.AUTO, strict=False, description="where learners compute"
     )
     timeout_s: float = Field(
-        10.0, gt=0, allow_inf_nan=False, description="seconds a silent learner is believed to live"
+        default=10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds a silent learner is believed to live",
     )
-    prefetch: Count = Field(4, description="minibatches made ahead; 0: none")
+    prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
     network: Network = Network()
     rate: Rate = Rate()
     agreement: dict[str, Option] = Field(
-        {}, description="options of the chosen strategy, checked by the strategy"
+        default={}, description="options of the chosen strategy, checked by the strategy"
     )
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
@@ -195,11 +214,7 @@ def load(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) ->
 
 def dump(config: Config) -> str:
     """Returns the complete configuration as TOML; `load` reads back an equal one."""
-    values = config.model_dump()
-    for key, value in values.items():
-        if isinstance(value, Enum):
-            values[key] = value.value
-    return tomli_w.dumps(values)
+    return tomli_w.dumps(config.model_dump())
 
 
 class _Layers:
@@ -233,51 +248,51 @@ class _Layers:
             text = "must be text, a number, true or false, or a table of these"
         else:
             text = _wanted(fault["type"], fault["msg"])
-        key = ".".join(part for part in path if not part.isdigit())
-        source = self._source(path)
+        said, source = self._said(path)
         if fault["type"] == "extra_forbidden":
-            return f"unknown key '{key}' {source}; {_nearest(key)}"
+            key = ".".join(said)
+            return f"unknown key '{key}' {source}; the nearest known key is '{_nearest(key)}'"
+        key = ".".join(part for part in path if not part.isdigit())
         return f"{key} {source} {text}, but is {reprlib.repr(fault['input'])}"
 
-    def _source(self, path: tuple[str, ...]) -> str:
+    def _said(self, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+        """Finds the last thing said at a path, within it, or in a table around it."""
         for said, source in reversed(self._sources.items()):
             shared = min(len(said), len(path))
             if said[:shared] == path[:shared]:
-                return source
-        return ""
+                return said, source
+        return path, ""
 
 
 def _wanted(kind: str, message: str) -> str:
-    if kind == "model_type":
+    if kind in ("model_type", "dict_type"):
         return "must be a table"
     if kind == "bool_type":
         return "must be true or false"
     return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
-def _keys(table: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+def _keys(table: Table | None = None, prefix: str = "") -> dict[str, Any]:
     """All keys with a dot between table and key, and their types."""
     known: dict[str, Any] = {}
-    for name, field in table.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
-            known.update(_keys(field.annotation, f"{name}."))
+    table = table or Config()
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, Table):
+            known.update(_keys(value, f"{prefix}{name}."))
         else:
             known[prefix + name] = field.annotation
     return known
 
 
 def _nearest(key: str) -> str:
-    """Hints at the known key that looks most like an unknown one, in whichever table it is."""
-    last = key.rpartition(".")[2]
+    """Returns the known key that looks most like an unknown one, in whichever table it is."""
 
     def likeness(known: str) -> float:
-        pairs = ((key, known), (last, known.rpartition(".")[2]))
+        pairs = ((key, known), (key.rpartition(".")[2], known.rpartition(".")[2]))
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
-    best = max(_keys(), key=likeness)
-    if likeness(best) >= 0.6:
-        return f"did you mean '{best}'?"
-    return f"the keys are {', '.join(_keys())}"
+    return max(_keys(), key=likeness)
 
 
 def _value(path: tuple[str, ...], text: str) -> object:
@@ -294,9 +309,10 @@ def _value(path: tuple[str, ...], text: str) -> object:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the configuration {file}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file} is not a TOML file: {reason}") from None
+    return values

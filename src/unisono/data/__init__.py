@@ -1,3 +1,23 @@
 """PREP, frames with their context, and frames made on the spot."""
 
 from __future__ import annotations
+
+from unisono.data.convert import convert_frames
+from unisono.data.corpus import Corpus
+from unisono.data.frames import FrameSource
+from unisono.data.prep import Prep, write_prep
+from unisono.data.source import Source
+from unisono.data.split import Part, hold_out
+from unisono.data.synthetic import synthesise
+
+__all__ = [
+    "Corpus",
+    "FrameSource",
+    "Part",
+    "Prep",
+    "Source",
+    "convert_frames",
+    "hold_out",
+    "synthesise",
+    "write_prep",
+]

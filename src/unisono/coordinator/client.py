@@ -1,0 +1,119 @@
+"""A learner's side of the coordinator: numbered messages that survive its restart."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from unisono.coordinator.service import BEATS, PORT
+from unisono.fabric.address import COORDINATOR
+from unisono.fabric.base import Body, Fabric, Gone, View
+
+PATIENCE = 6
+"""Timeouts that a learner waits for a coordinator that is away."""
+
+
+class Refused(Exception):  # noqa: N818
+    """The coordinator holds this incarnation for dead: rejoin as the next one."""
+
+
+class Abandoned(Exception):  # noqa: N818
+    """The run has failed somewhere; the text is the first traceback."""
+
+    def __init__(self, who: str, traceback: str) -> None:
+        super().__init__(f"{who} failed:\n{traceback}")
+        self.who = who
+        self.traceback = traceback
+
+
+class CoordinatorLost(Exception):  # noqa: N818
+    """The coordinator went away and did not come back."""
+
+
+class Client:
+    """Tells and asks the coordinator.
+
+    Every operation has a number. What is not acknowledged is sent again, in order, when the
+    coordinator has come back; it ignores what it has already. ``heartbeats`` off is for
+    explorations of all schedules, where nothing dies unseen.
+    """
+
+    def __init__(self, fabric: Fabric, timeout: float, *, heartbeats: bool = True) -> None:
+        self._fabric = fabric
+        self._timeout = timeout
+        self._lock = fabric.lock()
+        self._next = 0
+        self._pending: deque[dict[str, Any]] = deque()
+        fabric.port("control", members=True)
+        fabric.spawn("control", self._control)
+        if heartbeats:
+            fabric.spawn("heartbeat", self._beat)
+
+    def tell(self, kind: str, **fields: Any) -> int:
+        """Sends an operation; returns its number."""
+        with self._lock:
+            body = {"kind": kind, "sequence": self._next, **fields}
+            self._next += 1
+            self._pending.append(body)
+            self._try(body)
+            return int(body["sequence"])
+
+    def call(self, kind: str, reply: str, **fields: Any) -> Body:
+        """Sends an operation and waits for its answer on the port ``reply``."""
+        sequence = self.tell(kind, reply=reply, **fields)
+        while True:
+            body = self._fabric.receive(reply).body
+            if body.get("sequence") == sequence:
+                self._acknowledged(sequence)
+                return body
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Sends a line for the metrics; it may be lost."""
+        try:
+            self._fabric.send(COORDINATOR, PORT, {"kind": "event", "event": name, **fields})
+        except Gone:
+            return
+
+    def _try(self, body: dict[str, Any]) -> bool:
+        try:
+            self._fabric.send(COORDINATOR, PORT, body)
+        except Gone:
+            return False
+        return True
+
+    def _acknowledged(self, sequence: int) -> None:
+        with self._lock:
+            while self._pending and self._pending[0]["sequence"] <= sequence:
+                self._pending.popleft()
+
+    def _send_again(self) -> None:
+        with self._lock:
+            for body in list(self._pending):
+                if not self._try(body):
+                    return
+
+    def _control(self) -> None:
+        while True:
+            body = self._fabric.receive("control").body
+            kind = body["kind"]
+            if kind == "view":
+                self._fabric.set_members(View.from_body(body))
+            elif kind == "ack":
+                self._acknowledged(body["sequence"])
+            elif kind == "coordinator":
+                self._send_again()
+            elif kind == "refused":
+                self._fabric.cancel(Refused())
+            elif kind == "abandon":
+                self._fabric.cancel(Abandoned(body["who"], body["traceback"]))
+
+    def _beat(self) -> None:
+        seen = self._fabric.now()
+        while True:
+            self._fabric.sleep(self._timeout / BEATS)
+            alive = {"kind": "alive", "endpoint": self._fabric.endpoint}
+            if self._try(alive):
+                seen = self._fabric.now()
+            elif self._fabric.now() - seen > PATIENCE * self._timeout:
+                reason = f"the coordinator did not come back within {PATIENCE * self._timeout:g} s"
+                self._fabric.cancel(CoordinatorLost(reason))

@@ -1,0 +1,15 @@
+"""A message that the state machine wants sent."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from unisono.fabric.address import Address
+
+
+class Output(NamedTuple):
+    """Whom to tell what."""
+
+    to: Address
+    port: str
+    body: dict[str, Any]

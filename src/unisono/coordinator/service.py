@@ -1,0 +1,157 @@
+"""The coordinator as an activity: messages in, the journal, messages out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from unisono.coordinator.journal import Journal
+from unisono.coordinator.output import Output
+from unisono.coordinator.state import State
+from unisono.fabric.address import Address
+from unisono.fabric.base import Cancelled, Fabric, Full, Gone, Member, Message, TimedOut
+
+PORT = "coordinator"
+BEATS = 5
+"""Heartbeats in one timeout."""
+
+Sink = Callable[[dict[str, Any]], None]
+
+
+class Service:
+    """Runs the state machine.
+
+    ``timeout`` is the one time that the user sets: a learner that is silent for so long is declared
+    dead. On one host a killed process is seen at once, by the end of its connection.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        journal: Journal,
+        *,
+        expected: int,
+        timeout: float,
+        sink: Sink | None = None,
+    ) -> None:
+        self.state = State(expected)
+        self._fabric = fabric
+        self._journal = journal
+        self._timeout = timeout
+        self._sink = sink or (lambda event: None)
+        self._seen: dict[Address, float] = {}
+        self._outbox: dict[Address, deque[Output]] = {}
+        self._unacknowledged: dict[Address, int] = {}
+        self._began = fabric.now()
+        fabric.port(PORT, lost=True)
+
+    def run(self) -> None:
+        """Serves until everybody who came has left, or the run has failed and all are gone."""
+        self._replay()
+        while not self.over:
+            operations = self._collect()
+            operations += self._find_silent()
+            outputs: list[Output] = []
+            for operation in operations:
+                outputs += self.state.apply(operation)
+            if operations:
+                self._journal.append(operations)
+            for output in outputs:
+                self._send(output)
+            self._acknowledge(operations)
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody is left of those who came."""
+        return self.state.joined > 0 and not self.state.learners
+
+    def _replay(self) -> None:
+        for operation in self._journal.replay():
+            self._note_member(operation)
+            self.state.apply(operation)
+        now = self._fabric.now()
+        self._seen = dict.fromkeys(self.state.learners, now)
+        for output in self.state.directives():
+            self._send(output)
+
+    def _collect(self) -> list[dict[str, Any]]:
+        """All messages that are there, waiting for the first."""
+        operations: list[dict[str, Any]] = []
+        patience = self._timeout / BEATS
+        while True:
+            try:
+                message = self._fabric.receive(PORT, timeout=patience)
+            except TimedOut:
+                return operations
+            operation = self._take(message)
+            if operation is not None:
+                operations.append(operation)
+            patience = 0.0
+
+    def _take(self, message: Message) -> dict[str, Any] | None:
+        body, sender = dict(message.body), message.sender
+        if sender == self._fabric.address:
+            return {"kind": "lost", "who": body["who"], "reason": "its process ended"}
+        kind = body["kind"]
+        if kind == "event":
+            body["time"] = self._fabric.now() - self._began
+            self._sink(body)
+            return None
+        if kind == "join" and self.state.may_join(sender):
+            body["who"] = str(sender)
+            self._note_member(body)
+        elif sender not in self.state.learners:
+            self._fabric.meet(Member(sender, body.get("endpoint", "")))
+            self._send(Output(sender, "control", {"kind": "refused"}))
+            return None
+        self._seen[sender] = self._fabric.now()
+        self._flush(sender)
+        return None if kind == "alive" else {**body, "who": str(sender)}
+
+    def _note_member(self, operation: dict[str, Any]) -> None:
+        if operation["kind"] == "join":
+            address = Address.parse(operation["who"])
+            self._fabric.meet(Member(address, operation["endpoint"]))
+
+    def _find_silent(self) -> list[dict[str, Any]]:
+        late = self._fabric.now() - self._timeout
+        silent = [a for a in self.state.learners if self._seen.get(a, late + 1) < late]
+        reason = f"silent for {self._timeout:g} s"
+        return [{"kind": "lost", "who": str(a), "reason": reason} for a in silent]
+
+    def _send(self, output: Output) -> None:
+        """Never waits: what a stopped learner does not take stays here until it moves again."""
+        box = self._outbox.get(output.to)
+        if box:
+            box.append(output)
+            return
+        try:
+            self._fabric.send(output.to, output.port, output.body, wait=False)
+        except Full:
+            self._outbox.setdefault(output.to, deque()).append(output)
+        except Gone:
+            return
+
+    def _flush(self, to: Address) -> None:
+        for output in self._outbox.pop(to, deque()):
+            self._send(output)
+
+    def _acknowledge(self, operations: list[dict[str, Any]]) -> None:
+        """Tells senders, now and then, that they need not send again what is in the journal."""
+        for operation in operations:
+            if "sequence" in operation:
+                who = Address.parse(operation["who"])
+                count = self._unacknowledged.get(who, 0) + 1
+                self._unacknowledged[who] = count % BEATS
+                if count == BEATS:
+                    body = {"kind": "ack", "sequence": self.state.acknowledged(who)}
+                    self._send(Output(who, "control", body))
+
+
+def serve(service: Service) -> None:
+    """The coordinator's activity; ends quietly when its node is closed."""
+    try:
+        service.run()
+    except Cancelled:
+        return

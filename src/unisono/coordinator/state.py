@@ -1,0 +1,359 @@
+"""What the coordinator knows, as a pure state machine.
+
+``apply`` takes one operation and returns the messages that follow from it. It looks at no clock and
+draws no random number, so that replaying the journal of operations leads to the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unisono.coordinator.agreements import Agreements
+from unisono.coordinator.output import Output
+from unisono.fabric.address import Address
+from unisono.fabric.base import Member, View
+from unisono.pool.pool import Deal, Pool
+from unisono.pool.ranges import Range
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained: all learners must mean the same."""
+
+    total: int
+    """Positions: minibatches over all epochs."""
+    division: str
+    """``dealt`` or ``drawn``."""
+    share: int
+    """Minibatches a learner between two agreements."""
+    rounds: int
+    """Rounds in a deal."""
+    agrees: bool
+    """Whether work is settled by agreements of all, or by each learner's own word."""
+    fingerprint: str
+    """Of strategy, data and settings."""
+
+
+class State:
+    """Membership, leases, deals and agreements of one run."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.view = View()
+        self.job: Job | None = None
+        self.pool = Pool(0)
+        self.agreements = Agreements()
+        self.lost: list[str] = []
+        self.joined = 0
+        self.failure: dict[str, Any] | None = None
+        self._started = False
+        self._drawing = False
+        self._deals: list[Deal] = []
+        self._welcomed: set[Address] = set()
+        self._entering: dict[Address, dict[str, Any]] = {}
+        self._asked_welcome: dict[Address, Address] = {}
+        self._leaving: dict[Address, dict[str, Any]] = {}
+        self._waiting: dict[Address, dict[str, Any]] = {}
+        self._idle: set[Address] = set()
+        self._limbo: set[Address] = set()
+        self._drawn = 0
+        self._sequence: dict[Address, int] = {}
+        self._answers: dict[tuple[Address, str], Output] = {}
+        self._out: list[Output] = []
+
+    @property
+    def learners(self) -> list[Address]:
+        """The living learners, in the members' order."""
+        return self.view.addresses()
+
+    def apply(self, operation: Mapping[str, Any]) -> list[Output]:
+        """Takes one operation of a member (or, without ``sequence``, of the service itself)."""
+        self._out = []
+        who = Address.parse(operation["who"])
+        sequence = operation.get("sequence")
+        if sequence is not None:
+            if sequence <= self._sequence.get(who, -1):
+                return self._repeat(who, operation)
+            self._sequence[who] = sequence
+        handler = getattr(self, "_on_" + operation["kind"])
+        handler(who, operation)
+        self._advance()
+        return self._out
+
+    def may_join(self, who: Address) -> bool:
+        """Whether this incarnation has not been here before."""
+        return who not in self._sequence or who in self.learners
+
+    def acknowledged(self, who: Address) -> int:
+        """The last operation of a member that is in the state."""
+        return self._sequence.get(who, -1)
+
+    def directives(self) -> list[Output]:
+        """What the living must be told again when the coordinator comes back from its journal."""
+        self._out = []
+        for learner in self.learners:
+            self._tell(learner, "control", {"kind": "view", **self.view.to_body()})
+        for newcomer, sponsor in self._asked_welcome.items():
+            self._tell(sponsor, "agreement", {"kind": "welcome", "to": str(newcomer)})
+        if self.job is not None and self.job.division == "drawn":
+            self._tell_close()
+        self._out += self.agreements.supplies
+        return self._out
+
+    # Members.
+
+    def _on_join(self, who: Address, op: Mapping[str, Any]) -> None:
+        members = (*self.view.members, Member(who, op["endpoint"]))
+        self._set_members(tuple(sorted(members)))
+        self.joined += 1
+        self._answer(who, op, {"kind": "admitted"})
+
+    def _on_open(self, who: Address, op: Mapping[str, Any]) -> None:
+        job = Job(**op["job"])
+        if self.job is None:
+            self.job = job
+            self.pool = Pool(job.total, [tuple(r) for r in op["settled"]])
+            self.agreements.start(op["agreement"])
+        if job != self.job:
+            ours, theirs = asdict(self.job), asdict(job)
+            names = ", ".join(
+                f"{k} {ours[k]} and {theirs[k]}" for k in ours if ours[k] != theirs[k]
+            )
+            self._answer(who, op, {"kind": "refused", "reason": f"the learners differ in {names}"})
+            return
+        self._answer(who, op, {"kind": "opened"})
+
+    def _on_lost(self, who: Address, op: Mapping[str, Any]) -> None:
+        if who not in self.learners:
+            return
+        self.lost.append(str(who))
+        self._remove(who)
+
+    def _on_leave(self, who: Address, op: Mapping[str, Any]) -> None:
+        self._leaving[who] = dict(op)
+
+    def _on_failed(self, who: Address, op: Mapping[str, Any]) -> None:
+        if self.failure is None:
+            self.failure = {"who": str(who), "traceback": op["traceback"]}
+            for learner in self.learners:
+                self._tell(learner, "control", {"kind": "abandon", **self.failure})
+
+    def _remove(self, who: Address) -> None:
+        self._set_members(tuple(m for m in self.view.members if m.address != who))
+        self._limbo.add(who)
+        self._welcomed.discard(who)
+        self._entering.pop(who, None)
+        self._idle.discard(who)
+        self._waiting.pop(who, None)
+        self._leaving.pop(who, None)
+        self._asked_welcome = {
+            new: old for new, old in self._asked_welcome.items() if who not in (new, old)
+        }
+        self.agreements.remove(who)
+
+    def _set_members(self, members: tuple[Member, ...]) -> None:
+        self.view = View(self.view.version + 1, members)
+        for learner in self.learners:
+            self._tell(learner, "control", {"kind": "view", **self.view.to_body()})
+
+    # The pool.
+
+    def _on_deal(self, who: Address, op: Mapping[str, Any]) -> None:
+        self._waiting[who] = dict(op)
+
+    _on_draw = _on_deal
+
+    def _on_idle(self, who: Address, op: Mapping[str, Any]) -> None:
+        self._idle.add(who)
+
+    def _on_settle(self, who: Address, op: Mapping[str, Any]) -> None:
+        self.pool.settle(who, _ranges(op))
+
+    def _on_skip(self, who: Address, op: Mapping[str, Any]) -> None:
+        self.pool.skip(who, _ranges(op))
+
+    def _on_return(self, who: Address, op: Mapping[str, Any]) -> None:
+        self.pool.give_back(who, _ranges(op), suspect=op["suspect"])
+
+    # Agreements.
+
+    def _on_completed(self, who: Address, op: Mapping[str, Any]) -> None:
+        self.agreements.complete(who, op["agreement"], op.get("notes"))
+
+    def _on_stand(self, who: Address, op: Mapping[str, Any]) -> None:
+        self.agreements.stand(who, op["agreement"], dict(op))
+
+    def _on_enter(self, who: Address, op: Mapping[str, Any]) -> None:
+        self._asked_welcome.pop(who, None)
+        self._entering[who] = dict(op)
+
+    def _on_welcomed(self, who: Address, op: Mapping[str, Any]) -> None:
+        self._asked_welcome.pop(who, None)
+        self._welcomed.add(who)
+        self.agreements.enter(who)
+
+    # What follows.
+
+    def _advance(self) -> None:
+        if self.failure is not None:
+            return
+        self._settle_agreed()
+        self._regroup()
+        self._free_limbo()
+        if self.job is not None and (self._started or len(self.learners) >= self.expected):
+            self._started = True
+            if self.job.division == "dealt":
+                self._deal()
+            else:
+                self._welcome()
+                self._draw()
+        self._let_leave()
+
+    def _settle_agreed(self) -> None:
+        for notes in self.agreements.resolve(self.learners):
+            for owner, ranges in notes.items():
+                self.pool.settle(Address.parse(owner), [(a, b) for a, b in ranges])
+
+    def _regroup(self) -> None:
+        for who, request, body in self.agreements.regroup(self.learners, self._out.append):
+            self._answer(who, request, body)
+
+    def _free_limbo(self) -> None:
+        """Returns what the dead held, once no agreement can contain it any more."""
+        for who in sorted(self._limbo):
+            if not self.agreements.may_contain(who):
+                self._limbo.discard(who)
+                self.pool.give_all_back(who)
+
+    def _let_leave(self) -> None:
+        for who, request in list(self._leaving.items()):
+            if not self.agreements.may_contain(who) or self.pool.over:
+                self._answer(who, request, {"kind": "left"})
+                self._remove(who)
+
+    def _deal(self) -> None:
+        assert self.job is not None
+        for who, request in sorted(self._waiting.items()):
+            number = request["number"]
+            if number is None:
+                number = next(
+                    (d.number for d in self._deals if who in d.members), len(self._deals)
+                )
+            if number == len(self._deals) and self.pool.free:
+                self._make_deal()
+            if number < len(self._deals) and who in self._deals[number].members:
+                del self._waiting[who]
+                self._answer(who, request, {"kind": "deal", **self._deals[number].to_body()})
+            elif self.pool.over:
+                del self._waiting[who]
+                self._answer(who, request, {"kind": "over"})
+            elif not request["patient"]:
+                del self._waiting[who]
+                self._answer(who, request, {"kind": "wait"})
+
+    def _make_deal(self) -> None:
+        assert self.job is not None
+        before = self._deals[-1].members if self._deals else ()
+        newcomers = [a for a in self.learners if a not in before]
+        old = [a for a in self.learners if a in before]
+        sponsor = (old or newcomers)[0]
+        first = self._deals[-1].first + self._deals[-1].rounds if self._deals else None
+        deal = self.pool.deal(
+            len(self._deals),
+            self.agreements.resolved if first is None else first,
+            self.learners,
+            self.job.share,
+            self.job.rounds,
+            [a for a in newcomers if a != sponsor],
+            sponsor,
+        )
+        self._deals.append(deal)
+        if self.job.agrees:
+            self.agreements.expect(deal.first, deal.first + deal.rounds, list(deal.members))
+
+    def _welcome(self) -> None:
+        """Drawn: a newcomer gets the state of a living learner, between two agreements."""
+        if self.agreements.open:
+            return
+        for who, request in sorted(self._entering.items()):
+            sponsor = min(self._welcomed, default=None)
+            if sponsor is None and who != self.learners[0]:
+                continue
+            del self._entering[who]
+            self._answer(who, request, {"kind": "enter", "sponsor": sponsor and str(sponsor)})
+            if sponsor is None:
+                self._welcomed.add(who)
+                self.agreements.enter(who)
+            else:
+                self._asked_welcome[who] = sponsor
+                self._tell(sponsor, "agreement", {"kind": "welcome", "to": str(who)})
+
+    def _draw(self) -> None:
+        assert self.job is not None
+        if self._asked_welcome or (len(self._welcomed) < self.expected and not self._drawing):
+            return
+        self._drawing = True
+        for who, request in list(self._waiting.items()):
+            if self.pool.over:
+                body: dict[str, Any] = {"kind": "over"}
+            elif self.pool.free:
+                ranges = self.pool.draw(who, request["want"], len(self.learners))
+                self._drawn += sum(b - a for a, b in ranges)
+                body = {"kind": "lease", "ranges": [list(r) for r in ranges]}
+            elif not request["patient"]:
+                body = {"kind": "wait"}
+            else:
+                continue
+            del self._waiting[who]
+            if body["kind"] == "lease":
+                self._idle.discard(who)
+            self._answer(who, request, body)
+        if not self.job.agrees:
+            return
+        spent = self._drawn >= self.job.share * len(self._welcomed)
+        dry = bool(self._welcomed) and all(who in self._idle for who in self._welcomed)
+        if (spent or (dry and not self.pool.over)) and not self.agreements.open:
+            self._drawn = 0
+            self._open_agreement()
+
+    def _open_agreement(self) -> None:
+        if not any(self.pool.held.get(a) for a in [*self._welcomed, *self._limbo]):
+            return
+        number = self.agreements.resolved
+        self.agreements.expect(number, number + 1, sorted(self._welcomed))
+        self._tell_close()
+
+    def _tell_close(self) -> None:
+        """Drawn: the quota is spent, and everybody contributes what it has finished."""
+        members = self.agreements.participants(self.agreements.resolved) or []
+        body = {
+            "kind": "close",
+            "agreement": self.agreements.resolved,
+            "members": [str(a) for a in members],
+        }
+        for member in members:
+            if member in self.learners:
+                self._tell(member, "agreement", body)
+
+    # Messages.
+
+    def _tell(self, to: Address, port: str, body: dict[str, Any]) -> None:
+        self._out.append(Output(to, port, body))
+
+    def _answer(self, who: Address, op: Mapping[str, Any], body: dict[str, Any]) -> None:
+        output = Output(who, op["reply"], {**body, "sequence": op["sequence"]})
+        self._answers[who, op["reply"]] = output
+        self._out.append(output)
+
+    def _repeat(self, who: Address, op: Mapping[str, Any]) -> list[Output]:
+        """An operation that came before: its answer, if it has been given, is given again."""
+        answer = self._answers.get((who, op.get("reply", "")))
+        if answer is not None and answer.body["sequence"] == op["sequence"]:
+            return [answer]
+        return []
+
+
+def _ranges(op: Mapping[str, Any]) -> list[Range]:
+    return [(a, b) for a, b in op["ranges"]]

@@ -1,0 +1,37 @@
+"""What carries messages and runs activities: threads and sockets, or a virtual clock."""
+
+from __future__ import annotations
+
+from unisono.fabric.address import COORDINATOR, Address, learner
+from unisono.fabric.base import (
+    CREDIT,
+    Body,
+    Cancelled,
+    Fabric,
+    Full,
+    Gone,
+    Member,
+    Message,
+    TimedOut,
+    View,
+)
+from unisono.fabric.vector import SizeVector, TensorVector, Vector
+
+__all__ = [
+    "COORDINATOR",
+    "CREDIT",
+    "Address",
+    "Body",
+    "Cancelled",
+    "Fabric",
+    "Full",
+    "Gone",
+    "Member",
+    "Message",
+    "SizeVector",
+    "TensorVector",
+    "TimedOut",
+    "Vector",
+    "View",
+    "learner",
+]

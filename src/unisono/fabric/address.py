@@ -1,0 +1,53 @@
+"""Who a message is from and for."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+_FORM = re.compile(r"([a-z]+)-(\d+)\.(\d+)#(\d+)")
+
+
+class Address(NamedTuple):
+    """One part of one learner (or of another role) in one of its lives.
+
+    A learner that was declared dead comes back as the next ``incarnation``: another address, so
+    that nobody takes the newcomer for the one whose conversation broke off. Addresses sort by
+    role, number, part: this is the members' order wherever an order is promised.
+    """
+
+    role: str
+    number: int = 0
+    part: int = 0
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.number}.{self.part}#{self.incarnation}"
+
+    @property
+    def name(self) -> str:
+        """The name for people: ``learner 3``."""
+        return self.role if self.role == "coordinator" else f"{self.role} {self.number}"
+
+    def reborn(self) -> Address:
+        """The same member in its next life."""
+        return self._replace(incarnation=self.incarnation + 1)
+
+    @staticmethod
+    @lru_cache(maxsize=65536)
+    def parse(text: str) -> Address:
+        """The inverse of ``str``."""
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not an address: {text!r}")
+        role, number, part, incarnation = match.groups()
+        return Address(role, int(number), int(part), int(incarnation))
+
+
+COORDINATOR = Address("coordinator")
+
+
+def learner(number: int, incarnation: int = 0) -> Address:
+    """The address of a learner that is one process."""
+    return Address("learner", number, 0, incarnation)

@@ -1,0 +1,196 @@
+"""The fabric's interface: what strategies, pool and coordinator are written on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from unisono.fabric.address import Address
+from unisono.fabric.vector import Vector
+
+CREDIT = 8
+"""Messages that one sender may have unconsumed at one port before its next ``send`` waits."""
+
+BODY_LIMIT = 128 * 1024
+"""Bytes of one message's body on the wire; what is larger belongs into a vector."""
+
+Body = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Gone(Exception):  # noqa: N818  (a fact, not an error)
+    """The member was declared dead or has left, and its last message has been received."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(f"{address.name} is gone")
+        self.address = address
+
+
+class Cancelled(Exception):  # noqa: N818
+    """This node's part in the run is over: every blocking call of its activities ends with this."""
+
+
+class TimedOut(Exception):  # noqa: N818
+    """``receive`` had a timeout, and it passed."""
+
+
+class Full(Exception):  # noqa: N818
+    """``send`` was asked not to wait, and there is no credit."""
+
+
+class Member(NamedTuple):
+    """Somebody who takes part, and where the fabric reaches it."""
+
+    address: Address
+    endpoint: str
+
+
+@dataclass(frozen=True)
+class View:
+    """Who takes part, as the coordinator said last."""
+
+    version: int = 0
+    members: tuple[Member, ...] = ()
+
+    def addresses(self, role: str = "learner") -> list[Address]:
+        """The members of a role, in the members' order."""
+        return sorted(m.address for m in self.members if m.address.role == role)
+
+    def to_body(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "version": self.version,
+            "members": [[str(m.address), m.endpoint] for m in self.members],
+        }
+
+    @staticmethod
+    def from_body(body: Body) -> View:
+        """The inverse of ``to_body``."""
+        members = tuple(Member(Address.parse(a), e) for a, e in body["members"])
+        return View(body["version"], members)
+
+
+@dataclass
+class Message:
+    """A received message. Its vector is borrowed until ``release``."""
+
+    sender: Address
+    body: Body
+    vector: Vector | None = None
+    on_release: Callable[[], None] | None = field(default=None, repr=False)
+
+    def release(self) -> None:
+        """Gives the vector's memory (and the sender's credit) back; the vector is void then."""
+        callback, self.on_release, self.vector = self.on_release, None, None
+        if callback is not None:
+            callback()
+
+
+def encode(body: Body) -> bytes:
+    """The body as it travels; refuses what is not plain data or is too large."""
+    data = json.dumps(body, separators=(",", ":")).encode()
+    if len(data) > BODY_LIMIT:
+        raise ValueError(f"a message body of {len(data)} bytes; at most {BODY_LIMIT}")
+    return data
+
+
+class Fabric(Protocol):
+    """One node: the messages, activities and clock of one address.
+
+    All calls block plainly. A port opened with ``members`` also receives, as messages from the
+    node itself, ``{"kind": "members", "gone": [...], "joined": [...]}`` when the view changes and
+    ``{"kind": "coordinator"}`` when the coordinator can be reached again; one opened with ``lost``
+    receives ``{"kind": "lost", "who": ...}`` when a connection of a peer ends.
+    """
+
+    @property
+    def address(self) -> Address:
+        """Who this node is."""
+        ...
+
+    @property
+    def endpoint(self) -> str:
+        """Where other nodes reach this one."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on a clock that only moves forward."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Parks this activity."""
+        ...
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """A lock between activities of this process, never between processes."""
+        ...
+
+    def members(self) -> View:
+        """Who takes part."""
+        ...
+
+    def set_members(self, view: View) -> None:
+        """Takes over a new view; who is no longer in it is gone for good."""
+        ...
+
+    def spawn(self, name: str, activity: Callable[[], None]) -> None:
+        """Starts an activity beside this one; an exception in it cancels the node."""
+        ...
+
+    def port(self, name: str, *, members: bool = False, lost: bool = False) -> None:
+        """Opens a port; messages that came before wait in it."""
+        ...
+
+    def post(self, port: str, body: Body) -> None:
+        """A message to oneself; never blocks."""
+        ...
+
+    def meet(self, member: Member) -> None:
+        """Learns where somebody is reached who is not in the view (yet, or any more)."""
+        ...
+
+    def send(
+        self,
+        to: Address,
+        port: str,
+        body: Body,
+        vector: Vector | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Sends; waits for credit, or raises ``Full`` without ``wait``.
+
+        Raises ``Gone`` for a member that is known to be gone. A message to one who is dead but not
+        declared so is lost: whoever waits for the answer is woken by the declaration.
+        """
+        ...
+
+    def receive(
+        self, port: str, from_: Address | None = None, timeout: float | None = None
+    ) -> Message:
+        """The next message, of anyone or of one sender (then ``Gone`` if it is gone)."""
+        ...
+
+    def compute(self, work: Callable[[], T], cost: float) -> T:
+        """Runs ``work``; in simulation it takes ``cost`` seconds."""
+        ...
+
+    def keep_random_state(self) -> None:
+        """From now on this node has random generators of its own, whoever runs in between."""
+        ...
+
+    def cancel(self, reason: BaseException) -> None:
+        """Ends every blocking call of this node, now and later, with ``Cancelled``."""
+        ...
+
+    def close(self) -> None:
+        """Cancels, waits for the activities, and gives everything back."""
+        ...
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of vectors that this node has sent."""
+        ...

@@ -1,0 +1,78 @@
+"""Payload memory between processes of one host: slots with one owner at a time.
+
+The sender fills a slot, the message passes it to the receiver, the receiver's release gives it
+back. There is no lock in it and no name for it: the memory is a ``memfd`` whose descriptor travels
+over the socket once, so a process that is killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+
+import torch
+
+from unisono.fabric.vector import TensorVector
+
+_SMALLEST = 64 * 1024
+
+
+class Slot:
+    """One piece of shared memory of this process."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.fd = os.memfd_create("unisono", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, size)
+        self.memory = mmap.mmap(self.fd, size)
+
+    def fill(self, vector: TensorVector) -> None:
+        """Copies the vector's values in."""
+        if len(vector):
+            as_vector(self.memory, len(vector), vector.tensor.dtype).assign(vector)
+
+    def close(self) -> None:
+        """Gives the descriptor back; the memory goes with its last user."""
+        os.close(self.fd)
+
+
+def as_vector(memory: mmap.mmap, count: int, dtype: torch.dtype) -> TensorVector:
+    """The start of a slot's memory as a vector, without a copy."""
+    if count == 0:
+        return TensorVector(torch.empty(0, dtype=dtype))
+    return TensorVector(torch.frombuffer(memory, dtype=dtype, count=count))
+
+
+class Slots:
+    """The slots of one process; they are reused by size."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Slot]] = {}
+        self._made = 0
+
+    def take(self, nbytes: int) -> Slot:
+        """A free slot of at least that size."""
+        size = max(_SMALLEST, 1 << (max(nbytes, 1) - 1).bit_length())
+        with self._lock:
+            free = self._free.setdefault(size, [])
+            if free:
+                return free.pop()
+            self._made += 1
+            number = self._made
+        return Slot(number, size)
+
+    def give(self, slot: Slot) -> None:
+        """Takes a slot back."""
+        with self._lock:
+            self._free[slot.size].append(slot)
+
+    def close(self) -> None:
+        """Closes the free slots; lent ones are given back first by closing their lines."""
+        with self._lock:
+            for free in self._free.values():
+                for slot in free:
+                    slot.close()
+            self._free.clear()

@@ -1,0 +1,156 @@
+"""The only thing that strategies compute with: flat numbers, or a mere count of bytes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Vector(Protocol):
+    """A flat array of numbers in host memory.
+
+    Strategies never touch torch: they use these operations, which hold for real numbers
+    (``TensorVector``) and, where only time is simulated, for sizes (``SizeVector``).
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def like(self) -> Vector:
+        """A new vector of the same size; its values are not set."""
+        ...
+
+    def copy(self) -> Vector:
+        """A new vector with the same values."""
+        ...
+
+    def slice(self, start: int, stop: int) -> Vector:
+        """A view of a part: writing to it writes to the whole."""
+        ...
+
+    def assign(self, other: Any) -> None:
+        """``self = other``."""
+        ...
+
+    def scale(self, factor: float) -> None:
+        """``self = factor * self``."""
+        ...
+
+    def add(self, other: Any, factor: float = 1.0) -> None:
+        """``self = self + factor * other``."""
+        ...
+
+    def difference(self, a: Any, b: Any) -> None:
+        """``self = a - b``."""
+        ...
+
+    def finite(self) -> bool:
+        """Whether no value is infinite or not a number."""
+        ...
+
+
+class TensorVector:
+    """A vector over a flat, contiguous host tensor."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def zeros(cls, count: int, dtype: torch.dtype = torch.float32) -> TensorVector:
+        """A vector of zeros."""
+        return cls(torch.zeros(count, dtype=dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def __len__(self) -> int:
+        return self.tensor.numel()
+
+    def like(self) -> TensorVector:
+        """A new vector of the same size; its values are not set."""
+        return TensorVector(torch.empty_like(self.tensor))
+
+    def copy(self) -> TensorVector:
+        """A new vector with the same values."""
+        return TensorVector(self.tensor.clone())
+
+    def slice(self, start: int, stop: int) -> TensorVector:
+        """A view of a part."""
+        return TensorVector(self.tensor[start:stop])
+
+    def assign(self, other: TensorVector) -> None:
+        """``self = other``."""
+        self.tensor.copy_(other.tensor)
+
+    def scale(self, factor: float) -> None:
+        """``self = factor * self``."""
+        self.tensor.mul_(factor)
+
+    def add(self, other: TensorVector, factor: float = 1.0) -> None:
+        """``self = self + factor * other``."""
+        self.tensor.add_(other.tensor, alpha=factor)
+
+    def difference(self, a: TensorVector, b: TensorVector) -> None:
+        """``self = a - b``."""
+        torch.sub(a.tensor, b.tensor, out=self.tensor)
+
+    def finite(self) -> bool:
+        """Whether the sum is finite: one pass, no temporary.
+
+        A sum that overflows although each value is finite is reported as not finite, too: such a
+        model is lost anyway.
+        """
+        return bool(torch.isfinite(self.tensor.sum()))
+
+
+class SizeVector:
+    """A vector that has a size and no values, for timing-only simulation."""
+
+    __slots__ = ("count", "itemsize")
+
+    def __init__(self, count: int, itemsize: int = 4) -> None:
+        self.count = count
+        self.itemsize = itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return self.count * self.itemsize
+
+    def __len__(self) -> int:
+        return self.count
+
+    def like(self) -> SizeVector:
+        """The same size."""
+        return SizeVector(self.count, self.itemsize)
+
+    copy = like
+
+    def slice(self, start: int, stop: int) -> SizeVector:
+        """The size of a part."""
+        return SizeVector(max(0, min(stop, self.count) - start), self.itemsize)
+
+    def assign(self, other: SizeVector) -> None:
+        """Nothing: there are no values."""
+
+    def scale(self, factor: float) -> None:
+        """Nothing: there are no values."""
+
+    def add(self, other: SizeVector, factor: float = 1.0) -> None:
+        """Nothing: there are no values."""
+
+    def difference(self, a: SizeVector, b: SizeVector) -> None:
+        """Nothing: there are no values."""
+
+    def finite(self) -> bool:
+        """Always."""
+        return True

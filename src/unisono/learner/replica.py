@@ -1,0 +1,199 @@
+"""The learner as its strategy sees it: parameters, pending deltas and trained work in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from unisono.coordinator.client import Client
+from unisono.fabric import Fabric, Vector
+from unisono.strategies.base import Parcel, Snapshot, Work
+
+
+class Storage(Protocol):
+    """Where the parameters are: a torch model, a toy, or only their size."""
+
+    def new(self) -> Any:
+        """A vector of the model's size."""
+        ...
+
+    def recycle(self, vector: Any) -> None:
+        """Gives a vector back that nobody uses any more."""
+        ...
+
+    def read(self, vector: Any) -> Callable[[], None]:
+        """Copies the parameters into the vector."""
+        ...
+
+    def write(self, vector: Any) -> None:
+        """Copies the vector into the parameters."""
+        ...
+
+    def add(self, vector: Any) -> None:
+        """Adds the vector to the parameters."""
+        ...
+
+    def read_gradient(self) -> Any:
+        """The gradients as a vector."""
+        ...
+
+    def write_gradient(self, vector: Any) -> None:
+        """Sets the gradients."""
+        ...
+
+    def update_begins(self) -> None:
+        """The optimizer is about to write parameters."""
+        ...
+
+    def update_ended(self) -> None:
+        """Parameters are constant again."""
+        ...
+
+
+class OptimizerAccess(Protocol):
+    """What a strategy may know of the learner's optimizers."""
+
+    def learning_rate(self) -> float:
+        """The first group's current rate."""
+        ...
+
+    def restart(self) -> None:
+        """Forgets momentum and the like."""
+        ...
+
+    def export(self) -> Parcel:
+        """The optimizers' state."""
+        ...
+
+    def take_over(self, parcel: Parcel) -> None:
+        """The inverse of ``export``."""
+        ...
+
+
+class LearnerReplica:
+    """Implements ``Replica``.
+
+    Writing happens between ``begin_update`` and ``end_update`` only, on the learner's thread, with
+    the lock held; a snapshot takes the lock, too. So what it sees is always parameters after a
+    whole update, and ``parameters + pending`` is what they will be when all deltas are in.
+    """
+
+    def __init__(
+        self, storage: Storage, optimizers: OptimizerAccess, fabric: Fabric, client: Client
+    ) -> None:
+        self.fabric = fabric
+        self.client = client
+        self._storage = storage
+        self._optimizers = optimizers
+        self._lock = fabric.lock()
+        self._pending: Vector | None = None
+        self._pending_is_read = False
+        self._trained = Work()
+        self._updating = False
+
+    # The learner's thread.
+
+    def begin_update(self) -> None:
+        """The optimizer is about to step."""
+        if not self._updating:
+            self._lock.__enter__()
+            self._updating = True
+            self._storage.update_begins()
+
+    def end_update(self, work: Work) -> None:
+        """The optimizer has stepped on ``work``: pending deltas are added."""
+        self.begin_update()
+        self._trained.add(work)
+        if self._pending is not None:
+            self._storage.add(self._pending)
+            if not self._pending_is_read:
+                self._storage.recycle(self._pending)
+            self._pending, self._pending_is_read = None, False
+        self.abort_update()
+
+    def abort_update(self) -> None:
+        """The update is over, or will not come: parameters are constant again."""
+        if self._updating:
+            self._storage.update_ended()
+            self._updating = False
+            self._lock.__exit__(None, None, None)
+
+    def replace(self, value: Vector) -> None:
+        """Sets the parameters."""
+        with self._lock:
+            self._storage.update_begins()
+            self._storage.write(value)
+            self._storage.update_ended()
+
+    def gradient(self) -> Vector:
+        """A copy of the gradients."""
+        vector: Vector = self._storage.read_gradient()
+        return vector
+
+    def set_gradient(self, value: Vector) -> None:
+        """Sets the gradients."""
+        self._storage.write_gradient(value)
+
+    def restart_optimizer(self) -> None:
+        """Forgets the optimizer's state."""
+        self._optimizers.restart()
+
+    def take_over(self, parcel: Parcel) -> None:
+        """Takes over another learner's state."""
+        self.replace(parcel.vectors.pop("parameters"))
+        if parcel.plain:
+            self._optimizers.take_over(parcel)
+
+    # Any thread.
+
+    def snapshot(self) -> Snapshot:
+        """Parameters plus pending deltas, and the work since the last snapshot."""
+        with self._lock:
+            finish = self._begin_read()
+            work, self._trained = self._trained, Work()
+        return Snapshot(finish(), work)
+
+    def take_work(self) -> Work:
+        """The work that no snapshot has taken."""
+        with self._lock:
+            work, self._trained = self._trained, Work()
+            return work
+
+    def add(self, delta: Vector) -> None:
+        """Keeps a delta for the next update; the vector is the replica's from now on."""
+        with self._lock:
+            if self._pending is None:
+                self._pending = delta
+            else:
+                self._pending.add(delta)
+
+    def learning_rate(self) -> float:
+        """The first group's current rate."""
+        return self._optimizers.learning_rate()
+
+    def export(self, *, optimizer: bool) -> Parcel:
+        """State for a newcomer."""
+        parcel = self._optimizers.export() if optimizer else Parcel()
+        with self._lock:
+            finish = self._begin_read()
+        parcel.vectors["parameters"] = finish()
+        return parcel
+
+    def event(self, name: str, **fields: Any) -> None:
+        """A line for the metrics."""
+        self.client.event(name, learner=self.fabric.address.number, **fields)
+
+    def _begin_read(self) -> Callable[[], Vector]:
+        """Fixes the instant of a snapshot; the copy may go on after the lock is free."""
+        vector: Vector = self._storage.new()
+        finish = self._storage.read(vector)
+        pending = self._pending
+        self._pending_is_read = pending is not None
+
+        def rest() -> Vector:
+            finish()
+            if pending is not None:
+                vector.add(pending)
+            return vector
+
+        return rest

@@ -1,0 +1,99 @@
+"""One life of a learner in a run: joined, fed, and gone again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from unisono.coordinator.client import Client
+from unisono.events import UserError
+from unisono.fabric import Fabric
+from unisono.learner.plan import Minibatch, Planner
+from unisono.learner.replica import LearnerReplica, OptimizerAccess, Storage
+from unisono.learner.stepper import Stepper
+from unisono.strategies.base import Participant, Strategy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Task(Generic[T]):
+    """What is to be trained, and from where."""
+
+    total: int
+    """Positions over all epochs."""
+    batch_size: int
+    load: Callable[[Minibatch], T]
+    """Makes the data of a minibatch."""
+    examples: Callable[[Minibatch], int]
+    """How many examples a minibatch holds."""
+    fingerprint: str = ""
+    settled: Sequence[tuple[int, int]] = ()
+    """Positions that were settled before: a run that goes on."""
+    agreement: int = 0
+    """The number of the first agreement: not 0 for a run that goes on."""
+    checkpoint_every: int = 0
+    """Positions between checkpoints; 0: none."""
+    on_checkpoint: Callable[[int], None] = lambda agreement: None
+    prefetch: int = 0
+
+
+class Session(Generic[T]):
+    """A learner's node, client, participant and stepper, from ``join`` to ``leave``."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        strategy: Strategy,
+        storage: Storage,
+        optimizers: OptimizerAccess,
+        task: Task[T],
+        *,
+        timeout: float,
+        heartbeats: bool = True,
+    ) -> None:
+        self.fabric = fabric
+        self.client = Client(fabric, timeout, heartbeats=heartbeats)
+        self.replica = LearnerReplica(storage, optimizers, fabric, self.client)
+        self.participant: Participant = strategy.participant(self.replica)
+        self.participant.rounds = task.agreement
+        self._strategy = strategy
+        self._task = task
+        terms = strategy.terms(task.batch_size)
+        want = max(1, min(terms.share // 4, 16))
+        planner = Planner(self.client, fabric.address, terms, task.checkpoint_every, want)
+        self._terms = terms
+        self.stepper: Stepper[T] = Stepper(
+            self.replica,
+            self.participant,
+            planner,
+            task.load,
+            task.examples,
+            prefetch=task.prefetch,
+            on_checkpoint=task.on_checkpoint,
+        )
+
+    def join(self) -> None:
+        """Becomes a member and says what it wants to train."""
+        self.client.call("join", "session", endpoint=self.fabric.endpoint)
+        job = {
+            "total": self._task.total,
+            "division": self._terms.division.value,
+            "share": self._terms.share,
+            "rounds": self._terms.rounds,
+            "agrees": self._terms.agrees,
+            "fingerprint": f"{self._strategy!r} {self._task.fingerprint}",
+        }
+        settled = [list(r) for r in self._task.settled]
+        answer = self.client.call(
+            "open", "session", job=job, settled=settled, agreement=self._task.agreement
+        )
+        if answer["kind"] == "refused":
+            raise UserError(answer["reason"])
+        self.stepper.start()
+
+    def leave(self) -> None:
+        """Says goodbye once nothing of this learner is unsettled."""
+        self.stepper.finish()
+        self.client.call("leave", "session")

@@ -1,0 +1,7 @@
+"""What turns gradients into steps: natural gradient and its company."""
+
+from __future__ import annotations
+
+from unisono.optim.natural_gradient import OnlineNaturalGradient
+
+__all__ = ["OnlineNaturalGradient"]

@@ -1,0 +1,149 @@
+"""The low-rank estimate of the Fisher matrix that online natural gradient learns as it goes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-10  # absolute floor of d and rho: what keeps a stream of zeros invertible
+DELTA = 5e-4  # floor of d and rho relative to the largest s
+
+# Where the smallest c falls below this fraction of the largest, z, squared as it is, no longer
+# knows the smallest rows well enough and `updated` takes the exact road.
+GRAM_LIMIT = 1e-9
+
+
+@dataclass(frozen=True)
+class FisherEstimate:
+    """F = basis' diag(d) basis + rho I: `rank` directions one by one, the others by their mean.
+
+    **The update.** The rows of a minibatch x (N x D) have the second moment S = x'x / N, and
+    the estimate should follow
+
+        T = eta S + (1 - eta) F.
+
+    T is D x D and is never formed. One step of subspace iteration is enough, since the old
+    basis was good a minibatch ago: multiply it by T, and make the product orthonormal again.
+    With h = basis x' (rank x N, known already from the preconditioning)
+
+        y = basis T = (eta/N) h x + (1 - eta) diag(d + rho) basis        rank x D
+        z = y y'    = u diag(c) u'                                       rank x rank
+        s = sqrt(c),    basis_new = diag(1/s) u'y
+
+    whose rows are orthonormal: diag(1/s) u'z u diag(1/s) = I. s estimates the eigenvalues of T
+    along the new rows. What they leave of its trace is spread evenly over the other D - rank
+    directions,
+
+        rho_new = (tr T - sum s) / (D - rank),      tr T = (eta/N) tr(xx') + (1 - eta) tr F
+        d_new   = s - rho_new,
+
+    so that tr F_new = tr T. Both are then floored at max(EPSILON, DELTA max s); d comes from
+    rho *before* its floor.
+
+    **Two roads.** `updated` works as written: y in the arithmetic of the basis, the rest in
+    float64. c is a square, so float64 knows a row whose s is a fraction f of the largest to
+    1e-16 / f^2; from one minibatch to the next the floors keep f above 1e-4. A first minibatch,
+    or speech after silence, breaks that: F is then 1e-10 of S, and where x has fewer
+    independent rows than the basis, some rows of the new basis are held up by F alone.
+    `updated_exactly` recomputes y in float64 and decomposes y itself (QR, then the singular
+    values of the triangle): its error is 1e-16 / f, its rows are orthonormal whatever y is.
+
+    **Where things live.** The basis is on the device of x. The rank x rank decomposition runs
+    on the host, so d and rho are host numbers and the choice of the road costs nothing. An
+    update waits for the device once, to read z; `torch.linalg.eigh` on the device would wait
+    too, for its own status. Nothing else here waits, the exact road apart.
+
+    Attributes:
+        basis: Orthonormal rows, rank x D.
+        d: What each row of the basis adds to rho; float64, on the host.
+        rho: The eigenvalue of every direction outside the basis.
+    """
+
+    basis: Tensor
+    d: Tensor
+    rho: float
+
+    @classmethod
+    def first(cls, x: Tensor, rank: int, eta: float) -> FisherEstimate:
+        """Estimate F from a first minibatch of finite rows; computed in float64.
+
+        The iteration starts from F = EPSILON (basis' basis + I) on a fixed sparse basis: column
+        j belongs to row j mod rank, the first entry of a row is 1.1 and the others are 1 (not
+        all alike, so that no combination of rows is the vector of ones, a likely direction of
+        data), and each row is divided by its norm. Three updates follow; one, where the
+        minibatch has no more rows than the basis.
+
+        Args:
+            x: The minibatch, N x D with D > 1. The basis takes its dtype and device.
+            rank: Rows of the basis; at most D - 1 are kept.
+            eta: Weight of this minibatch in each update.
+        """
+        count, dim = x.shape
+        rank = min(rank, dim - 1)
+        column = torch.arange(dim, device=x.device)
+        basis = (column % rank == column[:rank].unsqueeze(1)).double()
+        basis.diagonal().fill_(1.1)
+        basis /= torch.linalg.vector_norm(basis, dim=1, keepdim=True)
+        d = torch.full((rank,), EPSILON, dtype=torch.float64, device="cpu")
+        estimate = cls(basis, d, EPSILON)
+        for _ in range(1 if count <= rank else 3):
+            estimate = estimate.updated_exactly(x, eta)
+        return estimate.to(x)
+
+    def to(self, like: Tensor) -> FisherEstimate:
+        """Return this estimate with its basis in the dtype and on the device of `like`."""
+        return FisherEstimate(self.basis.to(like), self.d, self.rho)
+
+    def shrinkage(self, alpha: float) -> Tensor:
+        """Return e = d / (beta + d), as `OnlineNaturalGradient` derives it, like the basis."""
+        beta = (1.0 + alpha) * self.rho + alpha / self.basis.shape[1] * self.d.sum()
+        return (self.d / (beta + self.d)).to(self.basis, non_blocking=True)
+
+    def updated(self, x: Tensor, h: Tensor, norm: Tensor, eta: float) -> FisherEstimate:
+        """Return the estimate after a minibatch; this very one if the minibatch is not finite.
+
+        Args:
+            x: The minibatch, N x D, like the basis.
+            h: basis x', rank x N.
+            norm: sqrt(tr(xx')), float64, without dimensions.
+            eta: Weight of this minibatch.
+        """
+        y = self._iterated(x, h, eta).double()
+        z = (y @ y.T).cpu()
+        length = float(norm)  # no second wait: the device had this before z
+        mean_power = length * length / len(x)
+        if not math.isfinite(mean_power):
+            return self
+        c, u = torch.linalg.eigh(z)
+        if c[0] <= GRAM_LIMIT * c[-1]:
+            return self.updated_exactly(x, eta).to(x)
+        s = c.sqrt()
+        # In float64 although the basis may not be: the small rows are small differences.
+        basis = (u / s).T.to(y.device, non_blocking=True) @ y
+        return self._followed(basis, s, mean_power, eta).to(x)
+
+    def updated_exactly(self, x: Tensor, eta: float) -> FisherEstimate:
+        """Return the estimate after a minibatch of finite rows, by the slow and accurate road."""
+        x = x.double()
+        before = self.to(x)
+        y = before._iterated(x, before.basis @ x.T, eta)
+        columns, triangle = torch.linalg.qr(y.T)
+        _, s, turn = torch.linalg.svd(triangle.T.cpu())
+        basis = turn.to(y.device) @ columns.T
+        return before._followed(basis, s, float(x.square().sum()) / len(x), eta)
+
+    def _iterated(self, x: Tensor, h: Tensor, eta: float) -> Tensor:
+        """Return y = basis T."""
+        kept = ((1.0 - eta) * (self.d + self.rho)).to(self.basis, non_blocking=True)
+        return (kept.unsqueeze(1) * self.basis).addmm_(h, x, alpha=eta / len(x))
+
+    def _followed(self, basis: Tensor, s: Tensor, mean_power: float, eta: float) -> FisherEstimate:
+        """Return the estimate that has the new basis and s; `mean_power` is tr(xx') / N."""
+        rank, dim = basis.shape
+        trace = eta * mean_power + (1.0 - eta) * (dim * self.rho + float(self.d.sum()))
+        rho = (trace - float(s.sum())) / (dim - rank)
+        floor = max(EPSILON, DELTA * float(s.max()))
+        return FisherEstimate(basis, (s - rho).clamp(min=floor), max(rho, floor))

@@ -1,0 +1,239 @@
+"""Online natural gradient (NG-SGD) for one matrix of rows, as Kaldi computes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from unisono.events import UserError
+from unisono.optim.fisher import FisherEstimate
+
+ALWAYS_UPDATING = 10  # up to this t every call updates the estimate, whatever the period
+MOST_FORGOTTEN = 0.9  # eta is never larger, so that a huge minibatch does not erase the past
+FLOAT32_ALPHA = 1.0  # with less smoothing than this, float32 rows are worked on in float64
+
+
+class OnlineNaturalGradient:
+    """Multiplies the rows of minibatches by an inverse Fisher matrix that it learns from them.
+
+    An affine layer has one for its inputs (with the column of ones for the bias) and one for
+    its output derivatives; the update from the preconditioned rows is then
+    `learning_rate * scale_in * scale_out * rows_out' rows_in`.
+
+    **Preconditioning.** Let x (N x D) be the rows of a minibatch and F = basis' diag(d) basis +
+    rho I the estimate of their second moment from earlier minibatches (`FisherEstimate` has it
+    and derives its update). F is smoothed towards a multiple of I with the strength alpha,
+
+        G    = F + (alpha/D) tr(F) I = basis' diag(d) basis + beta I,
+        beta = (1 + alpha) rho + (alpha/D) sum d,
+
+    where tr F = D rho + sum d because the rows of the basis are orthonormal. For the same
+    reason G has the eigenvalue beta + d_i along row i, and beta across all rows, hence
+
+        beta G^-1 = I - basis' diag(e) basis,    e_i = 1 - beta/(beta + d_i) = d_i/(beta + d_i),
+
+    and the rows returned are, without a matrix of D x D anywhere,
+
+        h    = basis x'                                  rank x N
+        rows = x - h' diag(e) basis = beta x G^-1        N x D
+        scale = sqrt(tr(xx') / tr(rows rows'))           (1 where x is zero)
+
+    `scale` restores the size that x had: the preconditioner turns gradients, the learning
+    rate keeps its meaning. The rows are not multiplied by it.
+
+    **When it learns.** Call t (0, 1, ...) preconditions with the estimate from the calls before
+    it; then, if t <= 10 or t - 10 is a multiple of `update_period`, the estimate follows x with
+    the weight eta = 1 - exp(-N / num_samples_history), at most 0.9. The first call makes the
+    estimate from its own rows beforehand, frozen or not. `frozen = True` stops the updates but
+    not t. Rows of dimension 1 come back as they are and do not count.
+
+    **Scale of x.** Everything but one floor is invariant to the scale of x: eigenvalues below
+    1e-10 count as 1e-10. Give derivatives of a *sum* over the minibatch. Those of a mean are N
+    times smaller, and their squares may vanish under that floor.
+
+    **Accuracy.** float64 rows follow exact arithmetic to about 1e-8. float32 rows: 1e-6 to
+    1e-5; the matrices of N x D are multiplied in float32 and the rest is in float64. rows is a
+    difference that loses `scale` in relative accuracy, at most (beta + d)/beta; that is a
+    small factor where alpha smooths, but 1e3 where alpha is 0, so with alpha < 1 all is done in
+    float64. TF32, where the user allows it, makes float32 on CUDA as coarse as it is.
+
+    **Cost.** A call multiplies and adds 4 N rank D times, an updating call 6 N rank D and in
+    float64 4 rank^2 D besides; `docs/natural_gradient.md` has floors and measurements. On CUDA
+    only an updating call waits for the device, once.
+
+    A minibatch that is not finite leaves the estimate as it was; before the first estimate it
+    comes back unchanged and does not count.
+
+    Attributes:
+        frozen: Set it to stop updating the estimate.
+    """
+
+    frozen: bool
+
+    def __init__(
+        self,
+        rank: int = 40,
+        update_period: int = 1,
+        num_samples_history: float = 2000.0,
+        num_minibatches_history: float = 0.0,
+        alpha: float = 4.0,
+    ) -> None:
+        """Start without an estimate.
+
+        Args:
+            rank: Directions held one by one; at most D - 1 are.
+            update_period: Calls from one update of the estimate to the next, after the first ten.
+            num_samples_history: Rows over which the estimate remembers.
+            num_minibatches_history: The same in minibatches of any size (eta is its inverse);
+                0: count rows.
+            alpha: Smoothing of the Fisher matrix; towards infinity it gives plain SGD.
+
+        Raises:
+            UserError: A value is out of its range.
+        """
+        _require(rank >= 1, f"rank is {rank}: give 1 or more")
+        _require(update_period >= 1, f"update_period is {update_period}: give 1 or more")
+        _require(
+            num_samples_history > 0,
+            f"num_samples_history is {num_samples_history}: give a number of rows above 0",
+        )
+        _require(
+            num_minibatches_history == 0 or num_minibatches_history > 1,
+            f"num_minibatches_history is {num_minibatches_history}: give 0 (off) or more than 1",
+        )
+        _require(alpha >= 0, f"alpha is {alpha}: give 0 or more")
+        self.frozen = False
+        self._rank = rank
+        self._update_period = update_period
+        self._num_samples_history = num_samples_history
+        self._num_minibatches_history = num_minibatches_history
+        self._alpha = alpha
+        self._t = 0
+        self._fisher: FisherEstimate | None = None
+        self._e = torch.empty(0)
+
+    @torch.no_grad()
+    def precondition(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Precondition the rows of one minibatch, and learn from them when it is time.
+
+        Args:
+            x: N x D, float32 or float64; D is the same at every call.
+            out: Where to put the rows, x itself included, which saves a copy; by default a new
+                tensor.
+
+        Returns:
+            The preconditioned rows, not multiplied by the scale, and the scale: a float64 tensor
+            without dimensions, on the device of x, so that nobody need wait for it.
+
+        Raises:
+            UserError: x is not such a matrix.
+        """
+        self._check(x)
+        if out is None:
+            out = torch.empty_like(x)
+        with torch.autocast(x.device.type, enabled=False):
+            exact_x = x.double() if self._alpha < FLOAT32_ALPHA else x
+            norm = _norm(exact_x)
+            fisher = self._current(exact_x, norm)
+            if fisher is None:
+                return out.copy_(x), torch.ones_like(norm)
+            h = fisher.basis @ exact_x.T
+            lowered = (h * self._e.unsqueeze(1)).T
+            if self._updating():  # before x is overwritten, where out is x
+                self._use(fisher.updated(exact_x, h, norm, self._eta(len(x))))
+            self._t += 1
+            if exact_x.dtype == out.dtype:
+                torch.addmm(exact_x, lowered, fisher.basis, alpha=-1.0, out=out)
+            else:
+                out.copy_(torch.addmm(exact_x, lowered, fisher.basis, alpha=-1.0))
+        scale = (norm / _norm(out)).masked_fill_(norm == 0, 1.0)
+        return out, scale
+
+    def state_dict(self) -> dict[str, Tensor | float]:
+        """Return all that a later object with the same settings needs to go on exactly."""
+        fisher = self._fisher or FisherEstimate(torch.empty(0, 0), torch.empty(0), 0.0)
+        return {
+            "t": self._t,
+            "frozen": self.frozen,
+            "basis": fisher.basis,
+            "d": fisher.d,
+            "rho": fisher.rho,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor | float]) -> None:
+        """Go on from what `state_dict` returned, on whatever device the next rows are.
+
+        Raises:
+            UserError: The state was made with another rank, or is not a state at all.
+        """
+        basis, d = state.get("basis"), state.get("d")
+        if not isinstance(basis, Tensor) or not isinstance(d, Tensor) or basis.dim() != 2:
+            raise UserError("natural gradient state: no basis and d; give what state_dict returned")
+        rank, dim = basis.shape
+        if rank > 0 and (rank != min(self._rank, dim - 1) or d.shape != (rank,)):
+            raise UserError(
+                f"natural gradient state: it has rank {rank} in dimension {dim}, which does not go "
+                f"with rank={self._rank}; use the rank that it was made with"
+            )
+        self._t = int(state["t"])
+        self.frozen = bool(state["frozen"])
+        self._fisher = None
+        if rank > 0:
+            self._use(FisherEstimate(basis, d.cpu(), float(state["rho"])))
+
+    def _check(self, x: Tensor) -> None:
+        """Refuse what is not N x D, float32 or float64, of the dimension seen before."""
+        if x.dim() != 2 or 0 in x.shape or x.dtype not in (torch.float32, torch.float64):
+            raise UserError(
+                f"natural gradient: x is {x.dtype} of shape {tuple(x.shape)}; give a matrix of "
+                "float32 or float64 rows, at least one"
+            )
+        if self._fisher is not None and x.shape[1] != self._fisher.basis.shape[1]:
+            raise UserError(
+                f"natural gradient: x has {x.shape[1]} columns, earlier minibatches had "
+                f"{self._fisher.basis.shape[1]}; use one OnlineNaturalGradient for each matrix"
+            )
+
+    def _current(self, x: Tensor, norm: Tensor) -> FisherEstimate | None:
+        """Return the estimate to precondition x with; None where x is to be left alone."""
+        fisher = self._fisher
+        if x.shape[1] == 1 or (fisher is None and not norm.isfinite()):
+            return None
+        if fisher is None:
+            fisher = self._use(FisherEstimate.first(x, self._rank, self._eta(len(x))))
+        elif fisher.basis.dtype != x.dtype or fisher.basis.device != x.device:
+            fisher = self._use(fisher.to(x))
+        return fisher
+
+    def _use(self, fisher: FisherEstimate) -> FisherEstimate:
+        """Make this the estimate, with its e at hand on the device."""
+        self._e = fisher.shrinkage(self._alpha)
+        self._fisher = fisher
+        return fisher
+
+    def _updating(self) -> bool:
+        """Return whether this call updates the estimate."""
+        after = self._t - ALWAYS_UPDATING
+        return not self.frozen and (after <= 0 or after % self._update_period == 0)
+
+    def _eta(self, count: int) -> float:
+        """Return the weight of a minibatch of `count` rows in the estimate."""
+        if self._num_minibatches_history > 0:
+            return 1.0 / self._num_minibatches_history
+        return min(MOST_FORGOTTEN, -math.expm1(-count / self._num_samples_history))
+
+
+def _norm(x: Tensor) -> Tensor:
+    """Return sqrt(tr(xx')) in float64; float32 sums are good along a row, not over a matrix."""
+    rows = torch.linalg.vector_norm(x, dim=1)
+    norm: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
+    return norm
+
+
+def _require(condition: bool, problem: str) -> None:
+    """Raise a UserError about a setting unless the condition holds."""
+    if not condition:
+        raise UserError(f"natural gradient: {problem}")

@@ -1,0 +1,3 @@
+"""Leases over positions: deal, draw, settle, return, seek."""
+
+from __future__ import annotations

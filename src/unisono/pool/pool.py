@@ -1,0 +1,189 @@
+"""The one pool of minibatches: who has which positions, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from unisono.fabric.address import Address
+from unisono.pool.ranges import Range, RangeSet, count, cut
+
+
+@dataclass(frozen=True)
+class Deal:
+    """A block of rounds dealt to all members at once.
+
+    In round ``j`` the member number ``i`` of ``W`` trains the positions number
+    ``(j W + i) share`` to ``(j W + i + 1) share - 1`` of ``ranges``. Only the last round of all
+    may be shorter; it is divided as evenly as possible, the first members getting one more. So a
+    part depends on seed, position and members alone, not on where deals begin. Round ``j`` ends
+    with agreement number ``first + j``.
+    """
+
+    number: int
+    first: int
+    share: int
+    members: tuple[Address, ...]
+    ranges: tuple[Range, ...]
+    newcomers: tuple[Address, ...] = ()
+    sponsor: Address | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are in it."""
+        return -(-count(self.ranges) // (self.share * len(self.members)))
+
+    def part(self, round_: int, member: Address) -> list[Range]:
+        """What a member trains in a round."""
+        width = self.share * len(self.members)
+        start = round_ * width
+        size = min(width, count(self.ranges) - start)
+        place = self.members.index(member)
+        if size == width:
+            low, high = place * self.share, (place + 1) * self.share
+        else:
+            base, extra = divmod(size, len(self.members))
+            low = place * base + min(place, extra)
+            high = low + base + (place < extra)
+        return cut(self.ranges, start + low, start + high)
+
+    def to_body(self) -> dict[str, Any]:
+        """As plain data."""
+        body = asdict(self)
+        body["members"] = [str(a) for a in self.members]
+        body["newcomers"] = [str(a) for a in self.newcomers]
+        body["sponsor"] = None if self.sponsor is None else str(self.sponsor)
+        body["ranges"] = [list(r) for r in self.ranges]
+        return body
+
+    @staticmethod
+    def from_body(body: dict[str, Any]) -> Deal:
+        """The inverse of ``to_body``."""
+        sponsor = body["sponsor"]
+        return Deal(
+            number=body["number"],
+            first=body["first"],
+            share=body["share"],
+            members=tuple(Address.parse(a) for a in body["members"]),
+            ranges=tuple((a, b) for a, b in body["ranges"]),
+            newcomers=tuple(Address.parse(a) for a in body["newcomers"]),
+            sponsor=None if sponsor is None else Address.parse(sponsor),
+        )
+
+
+@dataclass
+class Counts:
+    """Minibatches, by what happened to them. ``leased = settled + skipped + returned`` at the end.
+
+    ``redone`` are those among ``settled`` and ``skipped`` that had been in the hands of a learner
+    that died; ``dropped`` are those among ``returned`` whose push came too late.
+    """
+
+    leased: int = 0
+    settled: int = 0
+    returned: int = 0
+    redone: int = 0
+    skipped: int = 0
+    dropped: int = 0
+
+
+@dataclass
+class Pool:
+    """Positions 0 to ``total - 1``; those in ``done`` were settled before this run began."""
+
+    total: int
+    done: Iterable[Iterable[int]] = ()
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self.settled = RangeSet(self.done)
+        self.held: dict[Address, RangeSet] = {}
+        self._free = RangeSet([(0, self.total)])
+        for start, stop in self.settled:
+            self._free.remove(start, stop)
+        self._suspect = RangeSet()
+
+    @property
+    def free(self) -> int:
+        """How many positions nobody has."""
+        return len(self._free)
+
+    @property
+    def over(self) -> bool:
+        """Whether every position is settled or skipped."""
+        return len(self.settled) == self.total
+
+    def draw(self, who: Address, want: int, learners: int) -> list[Range]:
+        """First come, first served; leases shrink with what is left.
+
+        Half of an equal share of the rest, so that at the end nobody holds much more than another.
+        """
+        fair = max(1, self.free // (2 * learners))
+        return self._lend(who, self._free.take(min(want, fair)))
+
+    def deal(
+        self,
+        number: int,
+        first: int,
+        members: Sequence[Address],
+        share: int,
+        rounds: int,
+        newcomers: Sequence[Address] = (),
+        sponsor: Address | None = None,
+    ) -> Deal:
+        """Deals up to ``rounds`` rounds to all members."""
+        ranges = tuple(self._free.take(rounds * share * len(members)))
+        deal = Deal(number, first, share, tuple(members), ranges, tuple(newcomers), sponsor)
+        for round_ in range(deal.rounds):
+            for member in members:
+                self._lend(member, deal.part(round_, member))
+        return deal
+
+    def settle(self, who: Address, ranges: Iterable[Range]) -> None:
+        """The effect of these positions is in state that survives their learner."""
+        self.counts.settled += self._keep(who, ranges)
+
+    def skip(self, who: Address, ranges: Iterable[Range]) -> None:
+        """These were computed, but the step was not taken."""
+        self.counts.skipped += self._keep(who, ranges)
+
+    def give_back(self, who: Address, ranges: Iterable[Range], *, suspect: bool) -> None:
+        """These are free again; ``suspect``: they may have been trained already."""
+        held = self.held.get(who, RangeSet())
+        for start, stop in list(ranges):
+            for a, b in _common(held, start, stop):
+                held.remove(a, b)
+                self._free.add(a, b)
+                self.counts.returned += b - a
+                if suspect:
+                    self._suspect.add(a, b)
+
+    def give_all_back(self, who: Address) -> None:
+        """Everything that a learner held is free again: it died, or left."""
+        self.give_back(who, list(self.held.get(who, ())), suspect=True)
+        self.held.pop(who, None)
+
+    def _lend(self, who: Address, ranges: list[Range]) -> list[Range]:
+        held = self.held.setdefault(who, RangeSet())
+        for start, stop in ranges:
+            held.add(start, stop)
+            self.counts.leased += stop - start
+        return ranges
+
+    def _keep(self, who: Address, ranges: Iterable[Range]) -> int:
+        held = self.held.get(who, RangeSet())
+        kept = 0
+        for start, stop in ranges:
+            for a, b in _common(held, start, stop):
+                held.remove(a, b)
+                self.settled.add(a, b)
+                kept += b - a
+                for c, d in _common(self._suspect, a, b):
+                    self._suspect.remove(c, d)
+                    self.counts.redone += d - c
+        return kept
+
+
+def _common(ranges: RangeSet, start: int, stop: int) -> list[Range]:
+    return [(max(a, start), min(b, stop)) for a, b in ranges if a < stop and start < b]

@@ -1,0 +1,96 @@
+"""Sets of positions, kept as disjoint ranges."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+Range = tuple[int, int]
+"""Positions ``start`` to ``stop - 1``."""
+
+
+class RangeSet:
+    """A set of integers as sorted, disjoint, non-touching ranges."""
+
+    def __init__(self, ranges: Iterable[Iterable[int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        for start, stop in ranges:
+            self.add(start, stop)
+
+    def __iter__(self) -> Iterator[Range]:
+        return zip(self._starts, self._stops, strict=True)
+
+    def __len__(self) -> int:
+        return sum(stop - start for start, stop in self)
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __contains__(self, position: int) -> bool:
+        place = bisect_right(self._starts, position) - 1
+        return place >= 0 and position < self._stops[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RangeSet) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def add(self, start: int, stop: int) -> None:
+        """Adds positions; those that are in it already stay."""
+        if start >= stop:
+            return
+        first = bisect_left(self._stops, start)
+        last = bisect_right(self._starts, stop)
+        if first < last:
+            start = min(start, self._starts[first])
+            stop = max(stop, self._stops[last - 1])
+        self._starts[first:last] = [start]
+        self._stops[first:last] = [stop]
+
+    def remove(self, start: int, stop: int) -> None:
+        """Takes positions out; those that are not in it are no matter."""
+        if start >= stop:
+            return
+        first = bisect_right(self._stops, start)
+        last = bisect_left(self._starts, stop)
+        if first >= last:
+            return
+        keep = []
+        if self._starts[first] < start:
+            keep.append((self._starts[first], start))
+        if self._stops[last - 1] > stop:
+            keep.append((stop, self._stops[last - 1]))
+        self._starts[first:last] = [a for a, _ in keep]
+        self._stops[first:last] = [b for _, b in keep]
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether any of these positions is in it."""
+        return bisect_right(self._stops, start) < bisect_left(self._starts, stop)
+
+    def take(self, count: int) -> list[Range]:
+        """Takes the first ``count`` positions out."""
+        taken: list[Range] = []
+        while count > 0 and self._starts:
+            start, stop = self._starts[0], min(self._stops[0], self._starts[0] + count)
+            taken.append((start, stop))
+            count -= stop - start
+            self.remove(start, stop)
+        return taken
+
+
+def count(ranges: Iterable[Range]) -> int:
+    """How many positions there are in a list of ranges."""
+    return sum(stop - start for start, stop in ranges)
+
+
+def cut(ranges: Iterable[Range], start: int, stop: int) -> list[Range]:
+    """The positions number ``start`` to ``stop - 1`` of the ranges, taken one after the other."""
+    pieces: list[Range] = []
+    offset = 0
+    for a, b in ranges:
+        low, high = max(start - offset, 0), min(stop - offset, b - a)
+        if low < high:
+            pieces.append((a + low, a + high))
+        offset += b - a
+    return pieces

@@ -1,0 +1,21 @@
+"""What a run leaves behind: its directory, metrics, summary and report."""
+
+from __future__ import annotations
+
+from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.runs.metrics import Event, cut_torn_line, format_event, read_metrics
+from unisono.runs.report import write_report
+from unisono.runs.summary import Minibatches, Staleness, Summary
+
+__all__ = [
+    "Event",
+    "Minibatches",
+    "RunDirectory",
+    "Staleness",
+    "Summary",
+    "cut_torn_line",
+    "format_event",
+    "read_metrics",
+    "write_atomically",
+    "write_report",
+]

@@ -1,0 +1,186 @@
+"""A run's directory: the names of its files, how it is made, found again and written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.config import Config, dump, load
+from unisono.events import UserError
+from unisono.runs.metrics import Event, cut_torn_line, read_metrics
+from unisono.runs.summary import Summary
+
+ROOM_NEEDED = 200 * 2**20
+"""Free bytes without which a run is not begun: metrics, logs and checkpoints of a small model."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run. Use `create` or `open`; the names below are a promise to users."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: Config, *, resume: bool = False) -> RunDirectory:
+        """Makes the directory and writes its complete configuration.
+
+        Args:
+            path: where; folders above it are made too.
+            config: what the run does; written to config.toml.
+            resume: go on in a directory that exists: metrics and checkpoints stay, and what a
+                kill left half written at the end of the metrics is cut off.
+
+        Raises:
+            UserError: the path is taken, cannot be written, or has too little room.
+        """
+        run = cls(path)
+        if os.path.lexists(path):
+            if not resume:
+                raise UserError(f"{path} exists already; name another --out, or add --resume")
+            if not os.path.isfile(run.config) and not _is_empty_folder(path):
+                raise UserError(f"{path} is not a run to resume: it has no {run.config.name}")
+        _check_room(path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=resume)
+            write_atomically(run.config, dump(config).encode())
+            run.checkpoints.mkdir(exist_ok=True)
+            run.logs.mkdir(exist_ok=True)
+            if run.metrics.exists():
+                cut_torn_line(run.metrics)
+        except OSError as error:
+            raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Finds a run that exists.
+
+        Raises:
+            UserError: there is no run at the path.
+        """
+        run = cls(path)
+        if not os.path.isfile(run.config):
+            reason = f"it has no {run.config.name}" if os.path.isdir(path) else "no such directory"
+            raise UserError(f"{path} is not a run: {reason}")
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The complete configuration, TOML."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """What happened, an event a line, JSON."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What came of it, JSON; written at the end."""
+        return self.path / "summary.json"
+
+    @property
+    def model(self) -> Path:
+        """The parameters of the consensus, safetensors."""
+        return self.path / "model.safetensors"
+
+    @property
+    def model_description(self) -> Path:
+        """What is needed to build the model again, JSON."""
+        return self.path / "model.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of what a killed run goes on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The curves, one HTML file."""
+        return self.path / "report.html"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the learners' logs."""
+        return self.path / "logs"
+
+    def log(self, learner: int) -> Path:
+        """Returns where one learner writes its own log."""
+        return self.logs / f"learner-{learner}.log"
+
+    def read_config(self) -> Config:
+        """Reads config.toml."""
+        return load(self.config, [], {})
+
+    def read_metrics(self) -> list[Event]:
+        """Reads metrics.jsonl; nothing where it does not exist yet."""
+        return read_metrics(self.metrics) if self.metrics.exists() else []
+
+    def read_summary(self) -> Summary | None:
+        """Reads summary.json; None while the run has not ended."""
+        try:
+            text = self.summary.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            return Summary.from_json(text)
+        except ValueError as error:
+            raise UserError(f"{self.summary} is not a summary of a run: {error}") from None
+
+    def write_summary(self, summary: Summary) -> None:
+        """Writes summary.json."""
+        write_atomically(self.summary, summary.to_json().encode())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader, or a machine that loses power, finds old or new, whole.
+
+    The data is on disk before the name points to it, and the name before this returns.
+
+    Raises:
+        UserError: the file cannot be written, for example on a full disk.
+    """
+    sibling = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        try:
+            # Not tempfile: its files are private to the user, and runs are shared.
+            with open(sibling, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(sibling, path)
+        except BaseException:
+            sibling.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _is_empty_folder(path: Path) -> bool:
+    try:
+        return not os.listdir(path)
+    except OSError:
+        return False
+
+
+def _check_room(path: Path) -> None:
+    """Asks the nearest folder that exists for leave to write and for room."""
+    parent = path.absolute()
+    while not os.path.isdir(parent):
+        if os.path.lexists(parent):
+            raise UserError(f"cannot make {path}: {parent} is not a directory")
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"cannot make {path}: {parent} is not writable by you")
+    free = shutil.disk_usage(parent).free
+    if free < ROOM_NEEDED:
+        megabytes = f"{free >> 20} MB are free, {ROOM_NEEDED >> 20} MB are needed"
+        raise UserError(f"too little room for {path}: {megabytes}; free some or move --out")

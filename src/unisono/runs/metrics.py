@@ -1,0 +1,83 @@
+"""metrics.jsonl: an event a line, written while the run lives, read even after a kill.
+
+An event is a JSON object with `event` (its name), `time` (seconds since the run began) and
+`learner` (a number, or null where the event is nobody's own). docs/runs.md lists the names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.events import UserError
+
+Event = dict[str, Any]
+
+
+def format_event(event: Mapping[str, object]) -> bytes:
+    """Returns the line of an event, with its line end: append it in one write.
+
+    JSON knows no NaN and no infinity, so these become null.
+    """
+    text = json.dumps(_finite(event), allow_nan=False, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def read_metrics(path: Path) -> list[Event]:
+    """Reads all events.
+
+    A last line without its line end is what a kill leaves behind: it is ignored unless it is
+    whole. Any other line that is not an event is a fault of the file.
+
+    Raises:
+        UserError: the file cannot be read, or a line is no event; tells its number.
+    """
+    events: list[Event] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                event = _parse(line)
+                if event is not None:
+                    events.append(event)
+                elif line.endswith(b"\n"):
+                    raise UserError(f"{path}, line {number}: not an event; mend or remove the line")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return events
+
+
+def cut_torn_line(path: Path) -> None:
+    """Makes the file end with a whole line, so that a resumed run can append to it."""
+    with path.open("r+b") as file:
+        content = file.read()
+        kept = content[: content.rfind(b"\n") + 1]
+        rest = content[len(kept) :]
+        if _parse(rest) is not None:
+            file.write(b"\n")
+        else:
+            file.truncate(len(kept))
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    if not isinstance(event.get("time"), int | float) or "learner" not in event:
+        return None
+    return event
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

@@ -1,0 +1,145 @@
+"""summary.json: what came of a run, in the same keys for every strategy."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+
+def _known(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite is one that is not known."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Known = Annotated[float | None, BeforeValidator(_known)]
+"""A number, or None where it was never measured."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Minibatches(_Part):
+    """How many minibatches went which way.
+
+    Attributes:
+        leased: handed to a learner.
+        settled: their effect is in state that survives the learner.
+        returned: given back untrained or unsettled, by a death or an orderly leave.
+        redone: trained again after they were returned.
+        skipped: trained, but the step was not finite or was skipped by a gradient scaler.
+        dropped: trained, but their effect was refused, for example as too stale.
+    """
+
+    leased: int = 0
+    settled: int = 0
+    returned: int = 0
+    redone: int = 0
+    skipped: int = 0
+    dropped: int = 0
+
+
+class Staleness(_Part):
+    """Updates that the shared model saw between a gradient's parameters and its use.
+
+    Attributes:
+        mean: over all updates; 0 where there were none.
+        max: the largest.
+        histogram: updates by staleness.
+    """
+
+    mean: float = 0.0
+    max: int = 0
+    histogram: dict[int, int] = {}
+
+
+class Summary(_Part):
+    """What came of a run. Log-probs are means a frame, in nats; None was never measured.
+
+    Attributes:
+        format_version: the version of these keys.
+        strategy: how the learners agreed.
+        learners: how many the run began with.
+        optimizer: each learner's optimizer.
+        seed: seed of parameters and order.
+        epochs: passes over the data that were asked for.
+        examples: examples trained by all learners.
+        wall_s: seconds from begin to end.
+        examples_per_s: `examples / wall_s`.
+        data_wait_s: seconds that learners waited for data, summed over learners.
+        train_logprob: of the training frames, at the end.
+        validation_logprob: of the held-out frames, at the end.
+        validation_accuracy: share of held-out frames classified rightly, 0..1.
+        minibatches: how many went which way.
+        rounds: acts of sharing.
+        bytes_sent: by all learners, for sharing.
+        staleness: of the updates.
+        learners_lost: learners that died.
+        learners_joined: learners that came after the begin.
+        ended: `finished`, or why not.
+    """
+
+    format_version: Literal[1] = 1
+    strategy: str
+    learners: int
+    optimizer: str
+    seed: int
+    epochs: int
+    examples: int
+    wall_s: float
+    examples_per_s: float
+    data_wait_s: float
+    train_logprob: Known
+    validation_logprob: Known
+    validation_accuracy: Known
+    minibatches: Minibatches
+    rounds: int
+    bytes_sent: int
+    staleness: Staleness
+    learners_lost: int
+    learners_joined: int
+    ended: str
+
+    def to_json(self) -> str:
+        """Returns the text of summary.json."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Summary:
+        """Reads the text of summary.json.
+
+        Raises:
+            ValueError: it is not a summary; the text says why in one line.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(str(part) for part in fault["loc"])
+            raise ValueError(f"{where}: {fault['msg']}" if where else fault["msg"]) from None
+
+    def lines(self) -> list[str]:
+        """Returns a few lines for a person."""
+        people = "1 learner" if self.learners == 1 else f"{self.learners} learners"
+        came = f", lost {self.learners_lost}" if self.learners_lost else ""
+        came += f", joined {self.learners_joined}" if self.learners_joined else ""
+        share = self.data_wait_s / (self.wall_s * self.learners) if self.wall_s > 0 else 0.0
+        went = {k: v for k, v in self.minibatches.model_dump().items() if v}
+        return [
+            f"strategy    {self.strategy}, {people}{came}, {self.optimizer}, seed {self.seed}",
+            f"examples    {self.examples:,} in {self.wall_s:.1f} s: {self.examples_per_s:,.0f} a "
+            f"second, {share:.1%} of the time waiting for data",
+            f"log-prob    train {_number(self.train_logprob)}, held out "
+            f"{_number(self.validation_logprob)} (nats a frame)",
+            f"accuracy    held out {_number(self.validation_accuracy, '.2%')}",
+            f"minibatches {', '.join(f'{k} {v:,}' for k, v in went.items()) or 'none'}",
+            f"sharing     {self.rounds:,} rounds, {self.bytes_sent / 1e6:,.1f} MB sent, staleness "
+            f"mean {self.staleness.mean:.1f}, max {self.staleness.max}",
+            f"ended       {self.ended}",
+        ]
+
+
+def _number(value: float | None, form: str = ".4f") -> str:
+    return "not measured" if value is None else format(value, form)

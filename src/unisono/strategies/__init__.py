@@ -1,0 +1,23 @@
+"""How learners agree: one file a family."""
+
+from __future__ import annotations
+
+from unisono.strategies.allreduce import AllReduce
+from unisono.strategies.averaging import Averaging
+from unisono.strategies.base import Division
+from unisono.strategies.outer import BlockMomentum, Nesterov, Plain, SlowMo
+from unisono.strategies.registry import make, names
+from unisono.strategies.solo import Solo
+
+__all__ = [
+    "AllReduce",
+    "Averaging",
+    "BlockMomentum",
+    "Division",
+    "Nesterov",
+    "Plain",
+    "SlowMo",
+    "Solo",
+    "make",
+    "names",
+]

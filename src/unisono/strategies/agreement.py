@@ -1,0 +1,259 @@
+"""The engine of strategies that agree all together: an agent beside the learner.
+
+One activity, one port. Its messages: the learner's own tick (dealt), the coordinator's ``close``
+(drawn), ``welcome`` (send your state to a newcomer), and, when a participant died, ``supply``,
+``fetch`` and ``redo`` (see ``unisono.coordinator.agreements``). What is agreed on, and what becomes
+of the result, is the strategy's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.fabric import Address, Gone, Message, Vector
+from unisono.pool.pool import Deal
+from unisono.strategies.base import Participant, Replica, Work
+from unisono.strategies.collective import Aborted, Collective
+from unisono.strategies.transfer import receive_parcel, send_parcel
+
+PORT = "agreement"
+TICK = "tick"
+AGREED = "agreed"
+
+
+@dataclass
+class Contribution:
+    """What a learner brings to an agreement."""
+
+    vector: Vector
+    work: Work
+
+
+class AgreeingParticipant(Participant):
+    """Agreements of all members, one after the other, done by the agent.
+
+    A strategy overrides ``contribute`` (what goes in; on the agent's activity) and ``conclude``
+    (what becomes of the mean; there, too). ``report_every``: agreements between two reports to the
+    coordinator; reports are sent at once when anybody may wait for them.
+    """
+
+    report_every = 1
+    optimizer_travels = False
+    """Whether a newcomer needs the sponsor's optimizer state, too."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        self._collective = Collective(self.fabric)
+        self._members: list[Address] = []
+        self._excluded: set[Address] = set()
+        self._result: Vector | None = None
+        self._spare: Vector | None = None
+        self._last_notes: dict[str, list[list[int]]] | None = None
+        self._unreported: tuple[int, dict[str, list[list[int]]]] | None = None
+        self._unreported_count = 0
+        self._deferred: deque[Message] = deque()
+
+    # What a strategy says.
+
+    def contribute(self) -> Contribution:
+        """The vector to average and the work in it, which is also its weight."""
+        raise NotImplementedError
+
+    def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
+        """The agreement of so many members is complete; ``mean`` is valid until the next one."""
+        raise NotImplementedError
+
+    # The learner's thread.
+
+    def start(self) -> None:
+        """Spawns the agent."""
+        self.fabric.port(PORT)
+        self.fabric.port(AGREED)
+        self.fabric.spawn("agent", self._run)
+
+    def enter(self, deal: Deal | None) -> None:
+        """Newcomers get the state of a sponsor: that of the deal, or whom the coordinator names."""
+        me = self.fabric.address
+        if deal is None:
+            self._enter_drawn()
+            return
+        self._members = list(deal.members)
+        if me == deal.sponsor:
+            for newcomer in deal.newcomers:
+                self._send_state(newcomer)
+        elif me in deal.newcomers:
+            assert deal.sponsor is not None
+            self._receive_state(deal.sponsor)
+
+    def _enter_drawn(self) -> None:
+        """Asks for a sponsor until one has lived long enough to hand its state over."""
+        while True:
+            sponsor = self.client.call("enter", "entered")["sponsor"]
+            if sponsor is None:
+                return
+            try:
+                self._receive_state(Address.parse(sponsor))
+            except Gone:
+                continue
+            self.client.tell("welcomed")
+            return
+
+    def agree(self, agreement: int) -> None:
+        """Lets the agent do an agreement, and waits for it."""
+        began = self.fabric.now()
+        self.fabric.post(PORT, {"kind": TICK, "agreement": agreement})
+        self.fabric.receive(AGREED)
+        self.wait_s += self.fabric.now() - began
+
+    def flush(self) -> None:
+        """Lets the agent report what it has not, and waits until it has."""
+        self.fabric.post(PORT, {"kind": "report"})
+        self.fabric.receive(AGREED)
+
+    # The agent.
+
+    def _run(self) -> None:
+        while True:
+            message = self._deferred.popleft() if self._deferred else self.fabric.receive(PORT)
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        body = message.body
+        kind = body["kind"]
+        if kind == TICK:
+            self._agree(body["agreement"], self._members)
+            self.fabric.post(AGREED, {"kind": AGREED})
+        elif kind == "close" and body["agreement"] >= self.rounds:
+            self._agree(body["agreement"], [Address.parse(a) for a in body["members"]])
+        elif kind == "welcome":
+            self._send_state(Address.parse(body["to"]))
+        elif kind == "supply":
+            self._supply(body["agreement"], [Address.parse(a) for a in body["to"]])
+        elif kind == "report":
+            self._report()
+            self.fabric.post(AGREED, {"kind": AGREED})
+
+    def _agree(self, number: int, members: Sequence[Address]) -> None:
+        began = self.fabric.now()
+        contribution = self.contribute()
+        if self._spare is None:
+            self._spare = contribution.vector.like()
+        notes = self._attempt(number, members, contribution, self._spare)
+        self._result, self._spare = self._spare, self._result
+        assert self._result is not None
+        self.rounds = number + 1
+        self.conclude(self._result, contribution, len(notes))
+        self._note(number, notes)
+        self.replica.event(
+            "round",
+            round=number,
+            time_s=self.fabric.now() - began,
+            bytes=contribution.vector.nbytes,
+            members=len(notes),
+            weight=contribution.work.examples,
+        )
+
+    def _attempt(
+        self, number: int, members: Sequence[Address], contribution: Contribution, result: Vector
+    ) -> dict[str, list[list[int]]]:
+        """Tries until it is complete; what went into it, by contributor."""
+        attempt = 0
+        work = contribution.work
+        while True:
+            living = [m for m in members if m not in self._excluded]
+            try:
+                notes = self._collective.mean(
+                    living,
+                    (number, attempt),
+                    contribution.vector,
+                    work.examples,
+                    work.note(),
+                    result,
+                )
+                return {str(m): note for m, note in notes.items()}
+            except (Gone, Aborted):
+                self._report()
+                answer = self._stand(number)
+            if answer["kind"] == "redo":
+                attempt = answer["attempt"]
+                self._excluded.update(Address.parse(a) for a in answer["excluded"])
+                continue
+            fetched = self._fetch(number, Address.parse(answer["source"]), result)
+            if fetched is not None:
+                return fetched
+
+    def _stand(self, number: int) -> dict[str, Any]:
+        """Asks what to do; meanwhile others may need what this member has."""
+        self.client.tell("stand", reply=PORT, agreement=number)
+        while True:
+            message = self.fabric.receive(PORT)
+            body = dict(message.body)
+            if body["kind"] in ("redo", "fetch") and body["agreement"] == number:
+                return body
+            if body["kind"] in ("supply", "welcome"):
+                self._handle(message)
+            else:
+                self._deferred.append(message)
+
+    def _supply(self, number: int, to: Sequence[Address]) -> None:
+        """Hands the last result on, to members for whom the agreement broke."""
+        if self.rounds == number + 1 and self._result is not None and self._last_notes is not None:
+            for member in to:
+                try:
+                    body = {"agreement": number, "notes": self._last_notes}
+                    self.fabric.send(member, "supply", body, self._result)
+                except Gone:
+                    continue
+
+    def _fetch(
+        self, number: int, source: Address, result: Vector
+    ) -> dict[str, list[list[int]]] | None:
+        """Takes the result from one who has it; None if that one died meanwhile."""
+        while True:
+            try:
+                message = self.fabric.receive("supply", source)
+            except Gone:
+                return None
+            if message.body["agreement"] == number:
+                result.assign(message.vector)
+                notes: dict[str, list[list[int]]] = message.body["notes"]
+                message.release()
+                return notes
+            message.release()
+
+    # Reports to the coordinator.
+
+    def _note(self, number: int, notes: dict[str, list[list[int]]]) -> None:
+        self._last_notes = notes
+        merged = {} if self._unreported is None else self._unreported[1]
+        for owner, ranges in notes.items():
+            merged.setdefault(owner, []).extend(ranges)
+        self._unreported = (number, merged)
+        self._unreported_count += 1
+        if self._unreported_count >= self.report_every:
+            self._report()
+
+    def _report(self) -> None:
+        if self._unreported is not None:
+            number, notes = self._unreported
+            self._unreported, self._unreported_count = None, 0
+            self.client.tell("completed", agreement=number, notes=notes)
+
+    # Newcomers.
+
+    def _send_state(self, newcomer: Address) -> None:
+        try:
+            for parcel in (self.replica.export(optimizer=self.optimizer_travels), self.state()):
+                parcel.plain["rounds"] = self.rounds
+                send_parcel(self.fabric, newcomer, parcel)
+        except Gone:
+            return
+
+    def _receive_state(self, sponsor: Address) -> None:
+        self.replica.take_over(receive_parcel(self.fabric, sponsor))
+        parcel = receive_parcel(self.fabric, sponsor)
+        self.rounds = parcel.plain["rounds"]
+        self.load_state(parcel)

@@ -1,0 +1,75 @@
+"""allreduce: gradients are averaged at each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unisono.fabric import Vector
+from unisono.strategies.agreement import AgreeingParticipant, Contribution
+from unisono.strategies.base import Division, Replica, Terms, Work
+
+
+class AllReduceParticipant(AgreeingParticipant):
+    """The gradients of all learners, weighted by their examples.
+
+    With minibatches of ``n_i`` examples and losses that are means over them,
+
+        g = sum_i (n_i / sum_j n_j) g_i
+
+    is the gradient of the mean loss over all of them, so W learners with minibatch B take the steps
+    of one learner with minibatch W B. A learner that has no minibatch in the last round computes on
+    one of another learner, with weight 0.
+    """
+
+    report_every = 16
+    optimizer_travels = True
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        self._gradient: Vector | None = None
+        self._work = Work()
+        self._mean: Vector | None = None
+
+    def after_backward(self, agreement: int, work: Work, *, accumulate: bool) -> None:
+        """Replaces the gradients by their mean, unless more are to be accumulated first."""
+        self._work.add(work)
+        if accumulate:
+            self.rounds = agreement + 1
+            return
+        self._gradient = self.replica.gradient()
+        self.agree(agreement)
+        assert self._mean is not None
+        self.replica.set_gradient(self._mean)
+
+    def after_update(self) -> None:
+        """The work went into the agreement already."""
+        self.replica.take_work()
+
+    def contribute(self) -> Contribution:
+        """The gradients of this step."""
+        assert self._gradient is not None
+        work, self._work = self._work, Work()
+        return Contribution(self._gradient, work)
+
+    def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
+        """Leaves the mean for the learner's thread, which waits for it."""
+        self._mean = mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """Synchronous SGD: every step is everybody's."""
+
+    name: ClassVar[str] = "allreduce"
+    shares: ClassVar[str] = "gradients; buffers and optimizer state stay each learner's own"
+    waits: ClassVar[str] = "everybody for the slowest, each step"
+    rate_rule: ClassVar[str] = "the minibatch is that of all learners together: scale as for that"
+
+    def terms(self, batch_size: int) -> Terms:
+        """Dealt, one minibatch a round."""
+        return Terms(Division.DEALT, share=1, rounds=64, lockstep=True)
+
+    def participant(self, replica: Replica) -> AllReduceParticipant:
+        """One learner's part."""
+        return AllReduceParticipant(replica)

@@ -1,0 +1,140 @@
+"""averaging: each learner trains for a while, then parameters are averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from unisono.fabric import Vector
+from unisono.pool.pool import Deal
+from unisono.strategies.agreement import AgreeingParticipant, Contribution
+from unisono.strategies.base import (
+    Division,
+    Parcel,
+    Replica,
+    Terms,
+    examples_to_minibatches,
+)
+from unisono.strategies.outer import Outer, Plain
+
+
+class Diverged(Exception):  # noqa: N818
+    """A learner's parameters are not finite: it leaves, and nothing of it is shared."""
+
+
+class AveragingParticipant(AgreeingParticipant):
+    """Rounds of local steps.
+
+    With x_i the parameters of learner i when the round ends and n_i the examples that it trained
+    since the last one,
+
+        mean = sum_i (n_i / sum_j n_j) x_i
+
+    and the outer step makes of it the next ``start`` s. Dealt: everybody waits for the round, and
+    x_i = s. Drawn: learners go on computing meanwhile; x_i = x_i + (s - snapshot_i), so the steps
+    made since the snapshot stay.
+    """
+
+    def __init__(self, replica: Replica, settings: Averaging) -> None:
+        super().__init__(replica)
+        self._settings = settings
+        self._dealt = settings.division is Division.DEALT
+        self._lock = self.fabric.lock()
+        self._start: Vector | None = None
+
+    def enter(self, deal: Deal | None) -> None:
+        """The first round starts from the parameters that everybody has now."""
+        if self._start is None:
+            self._begin(self.replica.export(optimizer=False).vectors["parameters"])
+        super().enter(deal)
+
+    def _begin(self, start: Vector) -> None:
+        self._start = start
+        self._outer = self._settings.outer.begin(start)
+
+    def end_of_part(self, agreement: int) -> None:
+        """Dealt: waits for the round, and takes over its result."""
+        if self._dealt:
+            self.agree(agreement)
+            assert self._start is not None
+            self.replica.replace(self._start)
+            if self._settings.restart_optimizer:
+                self.replica.restart_optimizer()
+
+    def contribute(self) -> Contribution:
+        """The parameters, weighted by the examples trained."""
+        snapshot = self.replica.snapshot()
+        if not snapshot.vector.finite():
+            raise Diverged(
+                f"the parameters of {self.fabric.address.name} are not finite at round "
+                f"{self.rounds}: lower the learning rate"
+            )
+        return Contribution(snapshot.vector, snapshot.work)
+
+    def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
+        """Takes the outer step; drawn, hands the difference in."""
+        assert self._start is not None
+        with self._lock:
+            self._outer.advance(self._start, mean, self.replica.learning_rate(), members)
+        if not self._dealt:
+            contribution.vector.difference(self._start, contribution.vector)
+            self.replica.add(contribution.vector)
+
+    def consensus(self) -> Vector | None:
+        """The last round's model, before any local step on it."""
+        with self._lock:
+            return None if self._start is None else self._outer.consensus(self._start).copy()
+
+    def state(self) -> Parcel:
+        """The start of the round and the outer step's memory."""
+        with self._lock:
+            assert self._start is not None
+            vectors = {"start": self._start, **self._outer.vectors}
+            return Parcel(vectors={name: vector.copy() for name, vector in vectors.items()})
+
+    def load_state(self, parcel: Parcel) -> None:
+        """The inverse of ``state``."""
+        with self._lock:
+            self._begin(parcel.vectors["start"])
+            for name, vector in self._outer.vectors.items():
+                vector.assign(parcel.vectors[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """Periodic averaging of parameters (Kaldi; local SGD), with a choice of outer steps."""
+
+    every: int = 8192
+    """Examples a learner trains between two averages (whole minibatches)."""
+    division: Division = Division.DEALT
+    """``dealt``: a round waits for its slowest; ``drawn``: a round is a quota, nobody waits."""
+    outer: Outer = field(default_factory=Plain)
+    """``plain``, ``block-momentum``, ``slowmo`` or ``nesterov``."""
+    restart_optimizer: bool = False
+    """Whether momentum and the like start anew after each round (dealt)."""
+
+    name: ClassVar[str] = "averaging"
+    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
+
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        if self.division is Division.DRAWN:
+            return "nobody"
+        return f"everybody for the slowest, every {self.every} examples"
+
+    @property
+    def rate_rule(self) -> str:
+        """What the user should do with the learning rate."""
+        if self.outer.scales_rate:
+            return "multiply by the number of learners"
+        return "as for one learner: the gain is in the outer step"
+
+    def terms(self, batch_size: int) -> Terms:
+        """Rounds of ``every`` examples."""
+        share = examples_to_minibatches(self.every, batch_size)
+        return Terms(self.division, share=share, rounds=2)
+
+    def participant(self, replica: Replica) -> AveragingParticipant:
+        """One learner's part."""
+        return AveragingParticipant(replica, self)

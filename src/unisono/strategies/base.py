@@ -1,0 +1,217 @@
+"""What a strategy is, and what it sees of its learner.
+
+A strategy is two classes: a frozen, keyword-only dataclass of its settings, which a user names or
+makes, and a *participant*, which is one learner's part in it. The participant's hooks run on the
+learner's own thread; whatever must go on beside computing is an activity that it spawns. It sees
+its learner as a ``Replica`` and the others through the fabric; it never touches torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, Protocol
+
+from unisono.coordinator.client import Client
+from unisono.fabric import Fabric, Vector
+from unisono.pool.pool import Deal
+from unisono.pool.ranges import Range
+
+
+class Division(Enum):
+    """Who trains what."""
+
+    DEALT = "dealt"
+    """A function of seed, position and members; a slow learner is waited for."""
+    DRAWN = "drawn"
+    """First come, first served; the slow draw less."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a strategy wants its learners fed, in minibatches."""
+
+    division: Division
+    share: int
+    """Minibatches a learner between two agreements."""
+    rounds: int
+    """Rounds in a deal."""
+    agrees: bool = True
+    """Whether agreements of all settle the work, or each learner's own word."""
+    lockstep: bool = False
+    """Whether every learner must make every step, also one for which it has no minibatch."""
+
+
+@dataclass
+class Work:
+    """What a learner has trained: positions, and how many examples they held."""
+
+    ranges: list[Range] = field(default_factory=list)
+    examples: int = 0
+
+    def add(self, other: Work) -> None:
+        """Adds more work."""
+        for start, stop in other.ranges:
+            if self.ranges and self.ranges[-1][1] == start:
+                self.ranges[-1] = (self.ranges[-1][0], stop)
+            else:
+                self.ranges.append((start, stop))
+        self.examples += other.examples
+
+    def note(self) -> list[list[int]]:
+        """The positions as plain data."""
+        return [list(r) for r in self.ranges]
+
+
+@dataclass
+class Snapshot:
+    """Parameters plus pending deltas at one instant, and the work in them since the last one."""
+
+    vector: Vector
+    work: Work
+
+
+@dataclass
+class Parcel:
+    """State that travels or is kept: plain values and named vectors."""
+
+    plain: dict[str, Any] = field(default_factory=dict)
+    vectors: dict[str, Vector] = field(default_factory=dict)
+
+
+class Replica(Protocol):
+    """A learner, as its strategy sees it."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """The learner's node."""
+        ...
+
+    @property
+    def client(self) -> Client:
+        """The learner's side of the coordinator."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Takes parameters plus pending deltas, with the work that they contain; any thread."""
+        ...
+
+    def add(self, delta: Vector) -> None:
+        """Hands in a delta; the learner's own thread adds it in its next update; any thread."""
+        ...
+
+    def replace(self, value: Vector) -> None:
+        """Sets the parameters; own thread, and only if no step lies between snapshot and value."""
+        ...
+
+    def take_work(self) -> Work:
+        """The trained work that no snapshot has taken yet; for strategies that share gradients."""
+        ...
+
+    def gradient(self) -> Vector:
+        """A copy of the gradients; own thread, after backward."""
+        ...
+
+    def set_gradient(self, value: Vector) -> None:
+        """Sets the gradients that the optimizer will step with; own thread."""
+        ...
+
+    def learning_rate(self) -> float:
+        """The first parameter group's current learning rate."""
+        ...
+
+    def restart_optimizer(self) -> None:
+        """Forgets the optimizer's state (momentum and the like); own thread."""
+        ...
+
+    def export(self, *, optimizer: bool) -> Parcel:
+        """The learner's whole state for a newcomer; own thread, or any with ``optimizer`` off."""
+        ...
+
+    def take_over(self, parcel: Parcel) -> None:
+        """The inverse of ``export``; own thread."""
+        ...
+
+    def event(self, name: str, **fields: Any) -> None:
+        """A line for the metrics."""
+        ...
+
+
+class Participant:
+    """One learner's part in a strategy. The hooks do nothing unless a strategy overrides them."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.fabric = replica.fabric
+        self.client = replica.client
+        self.rounds = 0
+        self.wait_s = 0.0
+        """Seconds that the learner's own thread waited for others."""
+
+    def start(self) -> None:
+        """Before the first minibatch; the learner has joined. May spawn activities."""
+
+    def enter(self, deal: Deal | None) -> None:
+        """Dealt: a new deal begins. Drawn (None): the learner begins. Newcomers get their state."""
+
+    def after_backward(self, agreement: int, work: Work, *, accumulate: bool) -> None:
+        """Gradients are there. Dealt: they belong to the round that ends with ``agreement``."""
+
+    def after_update(self) -> None:
+        """The optimizer has stepped, and pending deltas were added."""
+
+    def end_of_part(self, agreement: int) -> None:
+        """Dealt: this learner has trained its part of the round."""
+
+    def flush(self) -> None:
+        """There is no lease to be had while some are unsettled: share what was trained."""
+
+    def finish(self) -> None:
+        """Everything is settled; called before the learner leaves."""
+
+    def consensus(self) -> Vector | None:
+        """The one model that the strategy hands out; None: the learner's own parameters."""
+        return None
+
+    def state(self) -> Parcel:
+        """What must be in a checkpoint, and what a newcomer needs."""
+        return Parcel()
+
+    def load_state(self, parcel: Parcel) -> None:
+        """The inverse of ``state``."""
+
+
+class Strategy(Protocol):
+    """The settings of a way to agree."""
+
+    name: ClassVar[str]
+    shares: ClassVar[str]
+    """What is shared: parameters, buffers, optimizer state."""
+    waits: ClassVar[str]
+    """Who waits for whom."""
+    rate_rule: ClassVar[str]
+    """What the user should do with the learning rate."""
+
+    def terms(self, batch_size: int) -> Terms:
+        """How learners are to be fed."""
+        ...
+
+    def participant(self, replica: Replica) -> Participant:
+        """One learner's part."""
+        ...
+
+
+def describe(strategy: Strategy, learners: int) -> list[str]:
+    """The lines that are printed when a run starts."""
+    return [
+        f"strategy  {strategy.name}: {strategy!r}",
+        f"shares    {strategy.shares}",
+        f"waits     {strategy.waits}",
+        f"rate      {strategy.rate_rule}",
+        f"learners  {learners}",
+    ]
+
+
+def examples_to_minibatches(examples: int, batch_size: int) -> int:
+    """Whole minibatches, at least one."""
+    return max(1, round(examples / batch_size))

@@ -1,0 +1,186 @@
+"""Outer steps: what becomes of the mean of the learners' models.
+
+Each works on two points: ``start``, from which the learners began the round, and ``mean``, the mean
+of where they ended. It moves ``start`` to where the next round begins. Its vectors are the same at
+every member, because their inputs are; they travel to newcomers and into checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from unisono.fabric import Vector
+
+
+class OuterState(Protocol):
+    """An outer step with its memory."""
+
+    vectors: dict[str, Vector]
+
+    def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
+        """Moves ``start``; ``rate`` is the learners' current learning rate."""
+        ...
+
+    def consensus(self, start: Vector) -> Vector:
+        """The model to hand out."""
+        ...
+
+
+class Outer(Protocol):
+    """The settings of an outer step."""
+
+    scales_rate: bool
+    """Whether the learning rate is multiplied by the number of learners."""
+
+    def begin(self, start: Vector) -> OuterState:
+        """An outer step with a fresh memory."""
+        ...
+
+
+@dataclass
+class _State:
+    vectors: dict[str, Vector] = field(default_factory=dict)
+
+    def consensus(self, start: Vector) -> Vector:
+        """The next round's start."""
+        return start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """``start = mean``: Kaldi's parameter averaging, local SGD."""
+
+    scales_rate = True
+
+    def begin(self, start: Vector) -> OuterState:
+        """No memory."""
+        return _PlainState()
+
+
+class _PlainState(_State):
+    def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
+        start.assign(mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockMomentum:
+    """Blockwise model-update filtering (Chen and Huo 2016), in the mean's form.
+
+    With G = mean - start, D = momentum D + rate G and W = W + D, the next round starts from W, or
+    with ``nesterov`` from W + momentum D; W is handed out. The gain on a steady G is
+    rate / (1 - momentum), so the default momentum 1 - 1/members adds up what all learners did, and
+    the learning rate is not multiplied. Momentum 0 and rate 1 are plain averaging.
+    """
+
+    momentum: float | None = None
+    rate: float = 1.0
+    nesterov: bool = False
+    scales_rate = False
+
+    def begin(self, start: Vector) -> OuterState:
+        """D = 0, W = start."""
+        return _BlockMomentumState(self, start)
+
+
+class _BlockMomentumState(_State):
+    def __init__(self, settings: BlockMomentum, start: Vector) -> None:
+        delta = start.copy()
+        delta.scale(0.0)
+        super().__init__({"model": start.copy(), "delta": delta})
+        self._settings = settings
+        self._scratch = start.like()
+
+    def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
+        settings = self._settings
+        momentum = 1 - 1 / members if settings.momentum is None else settings.momentum
+        model, delta = self.vectors["model"], self.vectors["delta"]
+        self._scratch.difference(mean, start)
+        delta.scale(momentum)
+        delta.add(self._scratch, settings.rate)
+        model.add(delta)
+        start.assign(model)
+        if settings.nesterov:
+            start.add(delta, momentum)
+
+    def consensus(self, start: Vector) -> Vector:
+        return self.vectors["model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowMo:
+    """Slow momentum (Wang et al. 2020).
+
+    u = momentum u + (start - mean) / r and start = start - rate r u, where r is the learners'
+    learning rate; with r = 0 the round is averaged plainly and u stays. Momentum 0 and rate 1 are
+    plain averaging.
+    """
+
+    momentum: float = 0.5
+    rate: float = 1.0
+    scales_rate = True
+
+    def begin(self, start: Vector) -> OuterState:
+        """U = 0."""
+        return _SlowMoState(self, start)
+
+
+class _SlowMoState(_State):
+    def __init__(self, settings: SlowMo, start: Vector) -> None:
+        slow = start.copy()
+        slow.scale(0.0)
+        super().__init__({"slow": slow})
+        self._settings = settings
+        self._scratch = start.like()
+
+    def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
+        if rate == 0.0:
+            start.assign(mean)
+            return
+        slow = self.vectors["slow"]
+        self._scratch.difference(start, mean)
+        slow.scale(self._settings.momentum)
+        slow.add(self._scratch, 1 / rate)
+        start.add(slow, -self._settings.rate * rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nesterov:
+    """An outer Nesterov SGD step on the pseudo-gradient, as in DiLoCo.
+
+    g = start - mean, m = momentum m + g, start = start - rate (g + momentum m). Momentum 0 and
+    rate 1 are plain averaging.
+    """
+
+    momentum: float = 0.9
+    rate: float = 0.7
+    scales_rate = False
+
+    def begin(self, start: Vector) -> OuterState:
+        """M = 0."""
+        return _NesterovState(self, start)
+
+
+class _NesterovState(_State):
+    def __init__(self, settings: Nesterov, start: Vector) -> None:
+        momentum = start.copy()
+        momentum.scale(0.0)
+        super().__init__({"momentum": momentum})
+        self._settings = settings
+        self._scratch = start.like()
+
+    def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
+        momentum = self.vectors["momentum"]
+        self._scratch.difference(start, mean)
+        momentum.scale(self._settings.momentum)
+        momentum.add(self._scratch)
+        start.add(self._scratch, -self._settings.rate)
+        start.add(momentum, -self._settings.rate * self._settings.momentum)
+
+
+OUTERS: dict[str, type] = {
+    "plain": Plain,
+    "block-momentum": BlockMomentum,
+    "slowmo": SlowMo,
+    "nesterov": Nesterov,
+}
