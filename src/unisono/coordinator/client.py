@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from unisono.coordinator.service import BEATS, PORT
+from unisono.coordinator.service import BEATS, PATIENCE, PORT
 from unisono.fabric.address import COORDINATOR
 from unisono.fabric.base import Body, Fabric, Gone, View
 
-PATIENCE = 6
-"""Timeouts that a learner waits for a coordinator that is away."""
-
 
 class Refused(Exception):  # noqa: N818
-    """The coordinator holds this incarnation for dead: rejoin as the next one."""
+    """This incarnation has no place in the run any more: rejoin as the next one."""
 
 
 class Abandoned(Exception):  # noqa: N818

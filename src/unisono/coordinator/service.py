@@ -15,6 +15,8 @@ from unisono.fabric.base import Cancelled, Fabric, Full, Gone, Member, Message, 
 PORT = "coordinator"
 BEATS = 5
 """Heartbeats in one timeout."""
+PATIENCE = 6
+"""Timeouts to wait for somebody who is away: the coordinator, or the last learner."""
 
 Sink = Callable[[dict[str, Any]], None]
 
@@ -44,14 +46,19 @@ class Service:
         self._outbox: dict[Address, deque[Output]] = {}
         self._unacknowledged: dict[Address, int] = {}
         self._began = fabric.now()
+        self._deserted: float | None = None
+        self._first_came: float | None = None
+        self._orphaned: float | None = None
         fabric.port(PORT, lost=True)
 
     def run(self) -> None:
-        """Serves until everybody who came has left, or the run has failed and all are gone."""
+        """Serves until everybody who came has left, or nobody of the lost came back."""
         self._replay()
         while not self.over:
             operations = self._collect()
             operations += self._find_silent()
+            operations += self._start_without_the_missing()
+            operations += self._give_up_orphans()
             outputs: list[Output] = []
             for operation in operations:
                 outputs += self.state.apply(operation)
@@ -63,8 +70,15 @@ class Service:
 
     @property
     def over(self) -> bool:
-        """Whether nobody is left of those who came."""
-        return self.state.joined > 0 and not self.state.learners
+        """Whether nobody is left of those who came, and nobody is expected back."""
+        if self.state.joined == 0 or self.state.learners:
+            self._deserted = None
+            return False
+        if self.state.orderly:
+            return True
+        now = self._fabric.now()
+        self._deserted = now if self._deserted is None else self._deserted
+        return now - self._deserted > PATIENCE * self._timeout
 
     def _replay(self) -> None:
         for operation in self._journal.replay():
@@ -119,6 +133,27 @@ class Service:
         silent = [a for a in self.state.learners if self._seen.get(a, late + 1) < late]
         reason = f"silent for {self._timeout:g} s"
         return [{"kind": "lost", "who": str(a), "reason": reason} for a in silent]
+
+    def _start_without_the_missing(self) -> list[dict[str, Any]]:
+        if self.state.started or not self.state.learners:
+            self._first_came = None
+            return []
+        now = self._fabric.now()
+        self._first_came = now if self._first_came is None else self._first_came
+        if now - self._first_came < PATIENCE * self._timeout:
+            return []
+        return [{"kind": "start", "who": str(self._fabric.address)}]
+
+    def _give_up_orphans(self) -> list[dict[str, Any]]:
+        now = self._fabric.now()
+        if not self.state.orphaned or self.state.failure is not None:
+            self._orphaned = None
+            return []
+        self._orphaned = now if self._orphaned is None else self._orphaned
+        if now - self._orphaned < PATIENCE * self._timeout:
+            return []
+        reason = "every learner that had the model is gone; go on from a checkpoint with --resume"
+        return [{"kind": "failed", "who": str(self._fabric.address), "traceback": reason}]
 
     def _send(self, output: Output) -> None:
         """Never waits: what a stopped learner does not take stays here until it moves again."""

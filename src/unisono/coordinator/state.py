@@ -6,7 +6,7 @@ draws no random number, so that replaying the journal of operations leads to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,10 +48,12 @@ class State:
         self.lost: list[str] = []
         self.joined = 0
         self.failure: dict[str, Any] | None = None
-        self._started = False
+        self._orderly = False
+        self.started = False
         self._drawing = False
         self._deals: list[Deal] = []
         self._welcomed: set[Address] = set()
+        self._holders: set[Address] = set()
         self._entering: dict[Address, dict[str, Any]] = {}
         self._asked_welcome: dict[Address, Address] = {}
         self._leaving: dict[Address, dict[str, Any]] = {}
@@ -81,6 +83,11 @@ class State:
         handler(who, operation)
         self._advance()
         return self._out
+
+    @property
+    def orderly(self) -> bool:
+        """Whether the last one who went has left, and was not lost."""
+        return self._orderly or self.pool.over or self.failure is not None
 
     def may_join(self, who: Address) -> bool:
         """Whether this incarnation has not been here before."""
@@ -125,10 +132,16 @@ class State:
             return
         self._answer(who, op, {"kind": "opened"})
 
+    def _on_start(self, who: Address, op: Mapping[str, Any]) -> None:
+        """Not all who were expected have come; the run begins without them."""
+        self.started = True
+        self.expected = len(self.learners)
+
     def _on_lost(self, who: Address, op: Mapping[str, Any]) -> None:
         if who not in self.learners:
             return
         self.lost.append(str(who))
+        self._orderly = False
         self._remove(who)
 
     def _on_leave(self, who: Address, op: Mapping[str, Any]) -> None:
@@ -191,8 +204,31 @@ class State:
 
     def _on_welcomed(self, who: Address, op: Mapping[str, Any]) -> None:
         self._asked_welcome.pop(who, None)
+        self._let_in(who)
+
+    def _let_in(self, who: Address) -> None:
+        """Drawn: the learner has the run's parameters."""
         self._welcomed.add(who)
+        self._holders.add(who._replace(incarnation=0))
         self.agreements.enter(who)
+
+    def _first_sponsor(self, candidates: Sequence[Address]) -> Address | None:
+        """Who may begin with its own parameters when nobody living has the run's.
+
+        Before anything is settled the first learner; later only one that had them in an earlier
+        life. A stranger would begin from nothing, and what is settled would be lost unseen.
+        """
+        if not self._holders or self.pool.counts.settled == 0:
+            return self.learners[0] if self.learners[0] in candidates else None
+        back = [a for a in candidates if a._replace(incarnation=0) in self._holders]
+        return min(back, default=None)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether there are learners, and none of them has the run's parameters."""
+        if not self.learners or not self.pool.counts.settled or self.pool.over:
+            return False
+        return not any(a._replace(incarnation=0) in self._holders for a in self.learners)
 
     # What follows.
 
@@ -202,8 +238,9 @@ class State:
         self._settle_agreed()
         self._regroup()
         self._free_limbo()
-        if self.job is not None and (self._started or len(self.learners) >= self.expected):
-            self._started = True
+        if len(self.learners) >= self.expected:
+            self.started = True
+        if self.job is not None and self.started:
             if self.job.division == "dealt":
                 self._deal()
             else:
@@ -231,6 +268,7 @@ class State:
         for who, request in list(self._leaving.items()):
             if not self.agreements.may_contain(who) or self.pool.over:
                 self._answer(who, request, {"kind": "left"})
+                self._orderly = True
                 self._remove(who)
 
     def _deal(self) -> None:
@@ -238,9 +276,7 @@ class State:
         for who, request in sorted(self._waiting.items()):
             number = request["number"]
             if number is None:
-                number = next(
-                    (d.number for d in self._deals if who in d.members), len(self._deals)
-                )
+                number = next((d.number for d in self._deals if who in d.members), len(self._deals))
             if number == len(self._deals) and self.pool.free:
                 self._make_deal()
             if number < len(self._deals) and who in self._deals[number].members:
@@ -258,7 +294,10 @@ class State:
         before = self._deals[-1].members if self._deals else ()
         newcomers = [a for a in self.learners if a not in before]
         old = [a for a in self.learners if a in before]
-        sponsor = (old or newcomers)[0]
+        sponsor = old[0] if old else self._first_sponsor(newcomers)
+        if sponsor is None:
+            return
+        self._holders.update(a._replace(incarnation=0) for a in self.learners)
         first = self._deals[-1].first + self._deals[-1].rounds if self._deals else None
         deal = self.pool.deal(
             len(self._deals),
@@ -279,20 +318,24 @@ class State:
             return
         for who, request in sorted(self._entering.items()):
             sponsor = min(self._welcomed, default=None)
-            if sponsor is None and who != self.learners[0]:
+            if self.pool.over:
+                del self._entering[who]
+                self._answer(who, request, {"kind": "over"})
+                continue
+            if sponsor is None and who != self._first_sponsor([who]):
                 continue
             del self._entering[who]
             self._answer(who, request, {"kind": "enter", "sponsor": sponsor and str(sponsor)})
             if sponsor is None:
-                self._welcomed.add(who)
-                self.agreements.enter(who)
+                self._let_in(who)
             else:
                 self._asked_welcome[who] = sponsor
                 self._tell(sponsor, "agreement", {"kind": "welcome", "to": str(who)})
 
     def _draw(self) -> None:
         assert self.job is not None
-        if self._asked_welcome or (len(self._welcomed) < self.expected and not self._drawing):
+        missing = any(a not in self._welcomed for a in self.learners)
+        if self._asked_welcome or (missing and not self._drawing):
             return
         self._drawing = True
         for who, request in list(self._waiting.items()):

@@ -132,6 +132,10 @@ class Kernel:
         self.run_soon(task)
         return task
 
+    def adopt(self, node: SimulatedNode) -> None:
+        """The running activity belongs to this node from now on: its learner's next life."""
+        self._activities[greenlet.getcurrent()] = (node, "main")
+
     def run(self) -> None:
         """Runs until every main activity has ended; the first exception of one ends all."""
         try:
@@ -178,7 +182,9 @@ class Kernel:
         me = greenlet.getcurrent()
         if self.nodes.get(node.address) is node:
             del self.nodes[node.address]
-            if node.address != COORDINATOR:
+            if node.address == COORDINATOR:
+                self._lose_coordinator()
+            else:
                 self._tell_lost(node.address)
         for task, (owner, _) in list(self._activities.items()):
             if owner is node and task is not me and task not in self._mains.values():
@@ -225,9 +231,7 @@ class Kernel:
                 self._end(task)
         self.outcomes.setdefault(address, None)
         if address == COORDINATOR:
-            for other in list(self.nodes.values()):
-                self.flush(address, other.address)
-                other.coordinator_lost()
+            self._lose_coordinator()
         elif self._detection is not None:
             self.at(self.now + self._detection, lambda: self._tell_lost(address))
 
@@ -289,6 +293,11 @@ class Kernel:
 
     def _is_cut(self, a: Address, b: Address) -> bool:
         return bool(self._cut) and frozenset((a, b)) in self._cut
+
+    def _lose_coordinator(self) -> None:
+        for other in list(self.nodes.values()):
+            self.flush(COORDINATOR, other.address)
+            other.coordinator_lost()
 
     def _tell_lost(self, address: Address) -> None:
         coordinator = self.nodes.get(COORDINATOR)

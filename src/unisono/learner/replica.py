@@ -141,7 +141,7 @@ class LearnerReplica:
     def take_over(self, parcel: Parcel) -> None:
         """Takes over another learner's state."""
         self.replace(parcel.vectors.pop("parameters"))
-        if parcel.plain:
+        if parcel.vectors or "optimizers" in parcel.plain:
             self._optimizers.take_over(parcel)
 
     # Any thread.

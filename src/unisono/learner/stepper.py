@@ -46,12 +46,14 @@ class Stepper(Generic[T]):
         self._open = Work()
         self._has_open = False
         self.data_wait_s = 0.0
+        self.entered = False
+        """Whether this learner has the run's parameters: one that came too late never gets them."""
 
     def start(self) -> None:
         """The learner has joined: gets its state, and begins to plan."""
         self._participant.start()
         if self._planner.terms.division is Division.DRAWN:
-            self._participant.enter(None)
+            self.entered = self._participant.enter(None)
         items = self._loaded()
         if self._prefetch > 0:
             items = iter(Ahead(self._replica.fabric, items, self._prefetch))
@@ -114,7 +116,7 @@ class Stepper(Generic[T]):
 
     def _handle(self, item: Item) -> None:
         if isinstance(item, EnterDeal):
-            self._participant.enter(item.deal)
+            self.entered = self._participant.enter(item.deal)
         elif isinstance(item, EndOfPart):
             self._close_part(item)
         elif isinstance(item, Dry):

@@ -16,7 +16,7 @@ DELTA = 5e-4  # floor of d and rho relative to the largest s
 GRAM_LIMIT = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FisherEstimate:
     """F = basis' diag(d) basis + rho I: `rank` directions one by one, the others by their mean.
 

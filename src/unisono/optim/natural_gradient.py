@@ -54,15 +54,15 @@ class OnlineNaturalGradient:
     1e-10 count as 1e-10. Give derivatives of a *sum* over the minibatch. Those of a mean are N
     times smaller, and their squares may vanish under that floor.
 
-    **Accuracy.** float64 rows follow exact arithmetic to about 1e-8. float32 rows: 1e-6 to
-    1e-5; the matrices of N x D are multiplied in float32 and the rest is in float64. rows is a
-    difference that loses `scale` in relative accuracy, at most (beta + d)/beta; that is a
-    small factor where alpha smooths, but 1e3 where alpha is 0, so with alpha < 1 all is done in
-    float64. TF32, where the user allows it, makes float32 on CUDA as coarse as it is.
+    **Accuracy.** Of scale * rows, against exact arithmetic: float64 rows to about 1e-8, float32
+    rows to 1e-5 or better; what is as large as x is multiplied in float32, the rest is float64.
+    rows is a difference, and its relative error is that of x times `scale`, a small number
+    where alpha smooths. Without smoothing it comes to 1e3, so with alpha < 1 float32 rows are
+    worked on in float64. (TF32, if the user allows it, is as coarse here as elsewhere.)
 
-    **Cost.** A call multiplies and adds 4 N rank D times, an updating call 6 N rank D and in
-    float64 4 rank^2 D besides; `docs/natural_gradient.md` has floors and measurements. On CUDA
-    only an updating call waits for the device, once.
+    **Cost.** 4 N rank D floating-point operations a call; 6 N rank D, and 4 rank^2 D in float64
+    besides, where the call updates. `docs/natural_gradient.md` has floors and measurements. On
+    CUDA only a call that updates waits for the device, once.
 
     A minibatch that is not finite leaves the estimate as it was; before the first estimate it
     comes back unchanged and does not count.
@@ -135,26 +135,28 @@ class OnlineNaturalGradient:
         if out is None:
             out = torch.empty_like(x)
         with torch.autocast(x.device.type, enabled=False):
-            exact_x = x.double() if self._alpha < FLOAT32_ALPHA else x
-            norm = _norm(exact_x)
-            fisher = self._current(exact_x, norm)
+            work = x.double() if self._alpha < FLOAT32_ALPHA else x
+            norm = _norm(work)
+            fisher = self._current(work, norm)
             if fisher is None:
                 return out.copy_(x), torch.ones_like(norm)
-            h = fisher.basis @ exact_x.T
+            h = fisher.basis @ work.T
             lowered = (h * self._e.unsqueeze(1)).T
             if self._updating():  # before x is overwritten, where out is x
-                self._use(fisher.updated(exact_x, h, norm, self._eta(len(x))))
+                self._use(fisher.updated(work, h, norm, self._eta(len(x))))
             self._t += 1
-            if exact_x.dtype == out.dtype:
-                torch.addmm(exact_x, lowered, fisher.basis, alpha=-1.0, out=out)
+            if work.dtype == out.dtype:
+                torch.addmm(work, lowered, fisher.basis, alpha=-1.0, out=out)
             else:
-                out.copy_(torch.addmm(exact_x, lowered, fisher.basis, alpha=-1.0))
+                out.copy_(torch.addmm(work, lowered, fisher.basis, alpha=-1.0))
         scale = (norm / _norm(out)).masked_fill_(norm == 0, 1.0)
         return out, scale
 
     def state_dict(self) -> dict[str, Tensor | float]:
-        """Return all that a later object with the same settings needs to go on exactly."""
-        fisher = self._fisher or FisherEstimate(torch.empty(0, 0), torch.empty(0), 0.0)
+        """Return all that an object made with the same settings needs to go on exactly."""
+        fisher = self._fisher
+        if fisher is None:
+            fisher = FisherEstimate(torch.empty(0, 0), torch.empty(0), 0.0)
         return {
             "t": self._t,
             "frozen": self.frozen,
@@ -169,9 +171,13 @@ class OnlineNaturalGradient:
         Raises:
             UserError: The state was made with another rank, or is not a state at all.
         """
-        basis, d = state.get("basis"), state.get("d")
-        if not isinstance(basis, Tensor) or not isinstance(d, Tensor) or basis.dim() != 2:
-            raise UserError("natural gradient state: no basis and d; give what state_dict returned")
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise UserError(
+                f"natural gradient state: {', '.join(sorted(missing))} missing; give what "
+                "state_dict returned"
+            )
+        basis, d = torch.as_tensor(state["basis"]), torch.as_tensor(state["d"])
         rank, dim = basis.shape
         if rank > 0 and (rank != min(self._rank, dim - 1) or d.shape != (rank,)):
             raise UserError(

@@ -111,8 +111,8 @@ class Pool:
 
     @property
     def over(self) -> bool:
-        """Whether every position is settled or skipped."""
-        return len(self.settled) == self.total
+        """Whether every position is settled or skipped; an empty pool has not begun."""
+        return 0 < self.total == len(self.settled)
 
     def draw(self, who: Address, want: int, learners: int) -> list[Range]:
         """First come, first served; leases shrink with what is left.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unisono.coordinator.client import Refused
 from unisono.fabric import Address, Gone, Message, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.base import Participant, Replica, Work
@@ -74,32 +75,40 @@ class AgreeingParticipant(Participant):
         self.fabric.port(AGREED)
         self.fabric.spawn("agent", self._run)
 
-    def enter(self, deal: Deal | None) -> None:
+    def enter(self, deal: Deal | None) -> bool:
         """Newcomers get the state of a sponsor: that of the deal, or whom the coordinator names."""
         me = self.fabric.address
         if deal is None:
-            self._enter_drawn()
-            return
+            return self._enter_drawn()
         self._members = list(deal.members)
         if me == deal.sponsor:
             for newcomer in deal.newcomers:
                 self._send_state(newcomer)
         elif me in deal.newcomers:
             assert deal.sponsor is not None
-            self._receive_state(deal.sponsor)
+            try:
+                self._receive_state(deal.sponsor)
+            except Gone:
+                # The others have gone on from a point that nobody can give to this one any more.
+                raise Refused(
+                    f"{deal.sponsor.name} died while it was handing its state over"
+                ) from None
+        return True
 
-    def _enter_drawn(self) -> None:
+    def _enter_drawn(self) -> bool:
         """Asks for a sponsor until one has lived long enough to hand its state over."""
         while True:
-            sponsor = self.client.call("enter", "entered")["sponsor"]
-            if sponsor is None:
-                return
+            answer = self.client.call("enter", "entered")
+            if answer["kind"] == "over":
+                return False
+            if answer["sponsor"] is None:
+                return True
             try:
-                self._receive_state(Address.parse(sponsor))
+                self._receive_state(Address.parse(answer["sponsor"]))
             except Gone:
                 continue
             self.client.tell("welcomed")
-            return
+            return True
 
     def agree(self, agreement: int) -> None:
         """Lets the agent do an agreement, and waits for it."""
@@ -248,6 +257,7 @@ class AgreeingParticipant(Participant):
         try:
             for parcel in (self.replica.export(optimizer=self.optimizer_travels), self.state()):
                 parcel.plain["rounds"] = self.rounds
+                parcel.plain["excluded"] = [str(a) for a in sorted(self._excluded)]
                 send_parcel(self.fabric, newcomer, parcel)
         except Gone:
             return
@@ -256,4 +266,5 @@ class AgreeingParticipant(Participant):
         self.replica.take_over(receive_parcel(self.fabric, sponsor))
         parcel = receive_parcel(self.fabric, sponsor)
         self.rounds = parcel.plain["rounds"]
+        self._excluded = {Address.parse(a) for a in parcel.plain["excluded"]}
         self.load_state(parcel)

@@ -42,11 +42,11 @@ class AveragingParticipant(AgreeingParticipant):
         self._lock = self.fabric.lock()
         self._start: Vector | None = None
 
-    def enter(self, deal: Deal | None) -> None:
+    def enter(self, deal: Deal | None) -> bool:
         """The first round starts from the parameters that everybody has now."""
         if self._start is None:
             self._begin(self.replica.export(optimizer=False).vectors["parameters"])
-        super().enter(deal)
+        return super().enter(deal)
 
     def _begin(self, start: Vector) -> None:
         self._start = start

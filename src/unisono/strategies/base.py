@@ -151,8 +151,12 @@ class Participant:
     def start(self) -> None:
         """Before the first minibatch; the learner has joined. May spawn activities."""
 
-    def enter(self, deal: Deal | None) -> None:
-        """Dealt: a new deal begins. Drawn (None): the learner begins. Newcomers get their state."""
+    def enter(self, deal: Deal | None) -> bool:
+        """Dealt: a new deal begins. Drawn (None): the learner begins. Newcomers get their state.
+
+        Returns False if the run was over before the learner could get in.
+        """
+        return True
 
     def after_backward(self, agreement: int, work: Work, *, accumulate: bool) -> None:
         """Gradients are there. Dealt: they belong to the round that ends with ``agreement``."""

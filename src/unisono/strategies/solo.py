@@ -17,7 +17,7 @@ class SoloParticipant(Participant):
         super().__init__(replica)
         self._unsettled = Work()
 
-    def enter(self, deal: Deal | None) -> None:
+    def enter(self, deal: Deal | None) -> bool:
         """Refuses company, and settles what was trained in the deal before."""
         if deal is not None and len(deal.members) > 1:
             raise UserError(
@@ -25,6 +25,7 @@ class SoloParticipant(Participant):
                 "choose another strategy, for example averaging"
             )
         self._settle()
+        return True
 
     def after_update(self) -> None:
         """The update is the commit point."""

@@ -1,8 +1,8 @@
 """A learner without a network: a vector that follows targets, in double precision.
 
-Position p of the pool asks for the point t_p, a fixed pseudo-random one; the loss is |x - t_p|^2 / 2
-and the step x = x - rate (x - t_p). What comes out depends on which positions went in, and how
-often, so that a lost or doubled step shows.
+Position p of the pool asks for the point t_p, a fixed pseudo-random one; the loss is
+|x - t_p|^2 / 2 and the step x = x - rate (x - t_p). What comes out depends on which positions went
+in, and how often, so that a lost or doubled step shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unisono.fabric import Fabric, TensorVector, Vector
+from unisono.coordinator.client import CoordinatorLost, Refused
+from unisono.fabric import Address, Cancelled, Fabric, TensorVector, Vector
 from unisono.learner.plan import Minibatch
 from unisono.learner.session import Session, Task
 from unisono.strategies.base import Parcel, Strategy
@@ -104,6 +105,8 @@ class ToyLearner:
     timeout: float = 10.0
     heartbeats: bool = True
     prefetch: int = 0
+    rebirth: Callable[[Address], Fabric] | None = None
+    """Makes the node of the next incarnation."""
     before_step: Callable[[ToyLearner, Minibatch], None] | None = None
     steps: list[int] = field(default_factory=list)
     final: torch.Tensor | None = None
@@ -118,7 +121,24 @@ class ToyLearner:
         self.storage.parameters.tensor.fill_(float(self.fabric.address.number))
 
     def run(self) -> None:
-        """The whole life: join, train, leave."""
+        """The whole life: join, train, leave; once more from the start if it is refused.
+
+        A run that ended without it leaves ``final`` unset.
+        """
+        while True:
+            try:
+                self._live()
+                return
+            except (Cancelled, Refused) as end:
+                reason = end.__cause__ if isinstance(end, Cancelled) else end
+                if isinstance(reason, CoordinatorLost):
+                    return
+                if not isinstance(reason, Refused) or self.rebirth is None:
+                    raise
+            self.fabric.close()
+            self.fabric = self.rebirth(self.fabric.address.reborn())
+
+    def _live(self) -> None:
         task = Task(
             total=self.total,
             batch_size=BATCH,
@@ -149,6 +169,8 @@ class ToyLearner:
             stepper.update_done()
         self.rounds = self.session.participant.rounds
         self.session.leave()
+        if not self.session.stepper.entered:
+            return
         self.final = self.storage.parameters.tensor.clone()
         self.consensus = self.session.participant.consensus()
 
