@@ -1,0 +1,121 @@
+"""The user's own optimizers, watched: when they step, and whether the step is finite."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from unisono.events import UserError
+from unisono.learner.codec import from_parcel, to_parcel
+from unisono.strategies.base import Parcel
+
+
+class Optimizers:
+    """One or several optimizers that together make one update.
+
+    The update begins with the first ``step`` and is done when each has stepped. ``before`` is
+    called when it begins and returns whether it may happen: if not, the gradients are taken away
+    for the length of the step, so that the optimizer finds nothing to do.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        before: Callable[[], bool],
+        after: Callable[[], None],
+    ) -> None:
+        if not optimizers:
+            raise UserError("a learner needs an optimizer")
+        self._optimizers = list(optimizers)
+        self._before = before
+        self._after = after
+        self._stepped: set[int] = set()
+        self._may = True
+        self._hooks: list[Any] = []
+
+    def watch(self) -> None:
+        """Begins to watch."""
+        for place, optimizer in enumerate(self._optimizers):
+            self._hooks.append(optimizer.register_step_pre_hook(self._pre))
+            post = lambda *_, place=place: self._post(place)  # noqa: E731
+            self._hooks.append(optimizer.register_step_post_hook(post))
+
+    def unwatch(self) -> None:
+        """Leaves the optimizers as they were."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters that are optimized."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [p for group in groups for p in group["params"]]
+
+    def clear_gradients(self) -> None:
+        """As ``zero_grad`` of all."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Lets all of them step."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def half_done(self) -> bool:
+        """Whether some have stepped and some have not."""
+        return bool(self._stepped)
+
+    def finish_update(self) -> None:
+        """Takes the update as done although not all have stepped: the user goes on without."""
+        self._stepped.clear()
+        self._after()
+
+    # OptimizerAccess.
+
+    def learning_rate(self) -> float:
+        """The first group's current rate."""
+        return float(self._optimizers[0].param_groups[0]["lr"])
+
+    def restart(self) -> None:
+        """Forgets momentum and the like."""
+        for optimizer in self._optimizers:
+            optimizer.state = defaultdict(dict)
+
+    def export(self) -> Parcel:
+        """The optimizers' state."""
+        return to_parcel("optimizers", [o.state_dict() for o in self._optimizers])
+
+    def take_over(self, parcel: Parcel) -> None:
+        """The inverse of ``export``."""
+        self.load_state_dicts(from_parcel("optimizers", parcel))
+
+    def state_dicts(self) -> list[dict[str, Any]]:
+        """Of each."""
+        return [optimizer.state_dict() for optimizer in self._optimizers]
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """The inverse of ``state_dicts``."""
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+    # Hooks.
+
+    def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(callable(a) for a in args[1:]) or kwargs.get("closure") is not None:
+            raise UserError("optimizer.step(closure) is not supported: compute the loss before it")
+        if not self._stepped:
+            self._may = self._before()
+        if not self._may:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def _post(self, place: int) -> None:
+        self._stepped.add(place)
+        if len(self._stepped) == len(self._optimizers):
+            self._stepped.clear()
+            self._after()

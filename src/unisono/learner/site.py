@@ -1,0 +1,129 @@
+"""Where a learner lives: alone, in a process of a run on this host, or in a simulation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from unisono.coordinator.journal import NoJournal
+from unisono.coordinator.service import Service, serve
+from unisono.fabric import COORDINATOR, Address, Fabric, learner
+from unisono.fabric.local import Host
+
+DIRECTORY = "UNISONO_DIRECTORY"
+LEARNER = "UNISONO_LEARNER"
+LEARNERS = "UNISONO_LEARNERS"
+TIMEOUT = "UNISONO_TIMEOUT"
+COORDINATOR_SOCKET = "coordinator.sock"
+
+
+class Site(Protocol):
+    """What a learner needs to know of its place in the run."""
+
+    number: int
+    """Which learner this is."""
+    learners: int
+    """How many the run begins with."""
+    timeout: float
+    """Seconds after which a silent learner is held for dead."""
+    cost: float
+    """Seconds that one minibatch takes, where time is simulated."""
+
+    def node(self, address: Address) -> Fabric:
+        """A node for this learner, in this incarnation."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back."""
+        ...
+
+
+@dataclass
+class Alone:
+    """Plain ``python train.py``: one learner, with the coordinator beside it in the same process."""
+
+    number: int = 0
+    learners: int = 1
+    timeout: float = 60.0
+    cost: float = 0.0
+    sink: Callable[[dict[str, Any]], None] | None = None
+    service: Service | None = field(default=None, init=False)
+
+    def node(self, address: Address) -> Fabric:
+        """The learner's node; its coordinator starts with it."""
+        self._host = Host()
+        coordinator = self._host.node(COORDINATOR)
+        service = Service(
+            coordinator, NoJournal(), expected=1, timeout=self.timeout, sink=self.sink
+        )
+        self.service = service
+        coordinator.spawn("serve", lambda: serve(service))
+        return self._host.node(address)
+
+    def close(self) -> None:
+        """Ends the coordinator, too."""
+        self._host.close()
+
+
+@dataclass
+class OnHost:
+    """One of several processes of this host, started by ``unisono train`` or ``unisono launch``."""
+
+    directory: Path
+    number: int
+    learners: int
+    timeout: float
+    cost: float = 0.0
+    _host: Host | None = field(default=None, init=False)
+
+    @classmethod
+    def from_environment(cls) -> OnHost | None:
+        """As the launcher has set it; None if this process was started by hand."""
+        if DIRECTORY not in os.environ:
+            return None
+        return cls(
+            Path(os.environ[DIRECTORY]),
+            int(os.environ[LEARNER]),
+            int(os.environ[LEARNERS]),
+            float(os.environ[TIMEOUT]),
+        )
+
+    def node(self, address: Address) -> Fabric:
+        """A node of this process; the process listens from the first one on."""
+        if self._host is None:
+            self._host = Host(self.directory)
+        return self._host.node(address, f"unix:{self.directory / COORDINATOR_SOCKET}")
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+
+_site: ContextVar[Site | None] = ContextVar("unisono_site", default=None)
+
+
+@contextmanager
+def at_site(site: Site) -> Iterator[None]:
+    """Learners that are made inside live there."""
+    token = _site.set(site)
+    try:
+        yield
+    finally:
+        _site.reset(token)
+
+
+def find_site() -> Site:
+    """Where a new learner lives."""
+    return _site.get() or OnHost.from_environment() or Alone()
+
+
+def address_at(site: Site, incarnation: int = 0) -> Address:
+    """The learner's address in one of its lives."""
+    return learner(site.number, incarnation)
