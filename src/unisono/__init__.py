@@ -1,3 +1,31 @@
 """Unisono: many machines, one voice. Choose with one word how the learners agree."""
 
 from __future__ import annotations
+
+from unisono.events import UserError
+from unisono.learner.learner import Learner
+from unisono.strategies import (
+    AllReduce,
+    Averaging,
+    BlockMomentum,
+    Division,
+    Nesterov,
+    Plain,
+    SlowMo,
+    Solo,
+)
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "AllReduce",
+    "Averaging",
+    "BlockMomentum",
+    "Division",
+    "Learner",
+    "Nesterov",
+    "Plain",
+    "SlowMo",
+    "Solo",
+    "UserError",
+]

@@ -36,12 +36,14 @@ class Service:
         expected: int,
         timeout: float,
         sink: Sink | None = None,
+        on_checkpoint: Sink | None = None,
     ) -> None:
         self.state = State(expected)
         self._fabric = fabric
         self._journal = journal
         self._timeout = timeout
         self._sink = sink or (lambda event: None)
+        self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
         self._outbox: dict[Address, deque[Output]] = {}
         self._unacknowledged: dict[Address, int] = {}
@@ -157,6 +159,9 @@ class Service:
 
     def _send(self, output: Output) -> None:
         """Never waits: what a stopped learner does not take stays here until it moves again."""
+        if output.to == self._fabric.address:
+            self._on_checkpoint(output.body)
+            return
         box = self._outbox.get(output.to)
         if box:
             box.append(output)

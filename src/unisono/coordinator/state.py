@@ -12,7 +12,7 @@ from typing import Any
 
 from unisono.coordinator.agreements import Agreements
 from unisono.coordinator.output import Output
-from unisono.fabric.address import Address
+from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.base import Member, View
 from unisono.pool.pool import Deal, Pool
 from unisono.pool.ranges import Range
@@ -34,6 +34,8 @@ class Job:
     """Whether work is settled by agreements of all, or by each learner's own word."""
     fingerprint: str
     """Of strategy, data and settings."""
+    checkpoint_every: int = 0
+    """Positions between checkpoints; 0: none."""
 
 
 class State:
@@ -61,6 +63,10 @@ class State:
         self._idle: set[Address] = set()
         self._limbo: set[Address] = set()
         self._drawn = 0
+        self._kept = 0
+        self._keeping: int | None = None
+        self._settled_at: dict[int, list[Range]] = {}
+        self._parts: dict[int, set[Address]] = {}
         self._sequence: dict[Address, int] = {}
         self._answers: dict[tuple[Address, str], Output] = {}
         self._out: list[Output] = []
@@ -249,9 +255,32 @@ class State:
         self._let_leave()
 
     def _settle_agreed(self) -> None:
+        before = self.agreements.resolved
         for notes in self.agreements.resolve(self.learners):
             for owner, ranges in notes.items():
                 self.pool.settle(Address.parse(owner), [(a, b) for a, b in ranges])
+        if self._keeping is not None and before <= self._keeping < self.agreements.resolved:
+            self._settled_at[self._keeping] = list(self.pool.settled)
+
+    def _on_part(self, who: Address, op: Mapping[str, Any]) -> None:
+        """A learner has written its part of a checkpoint; the last one makes it whole.
+
+        Dealt learners report before they contribute to the next agreement, so what is settled now
+        is what was settled at this one; for drawn ones it was noted when the agreement resolved.
+        """
+        number = op["agreement"]
+        parts = self._parts.setdefault(number, set())
+        parts.add(who)
+        if parts >= set(self.learners):
+            settled = self._settled_at.pop(number, list(self.pool.settled))
+            self._parts = {n: p for n, p in self._parts.items() if n > number}
+            body = {
+                "kind": "checkpoint",
+                "folder": op["folder"],
+                "keep": op["keep"],
+                "pool": {"settled": [list(r) for r in settled], "agreement": number + 1},
+            }
+            self._tell(COORDINATOR, "checkpoint", body)
 
     def _regroup(self) -> None:
         for who, request, body in self.agreements.regroup(self.learners, self._out.append):
@@ -265,8 +294,10 @@ class State:
                 self.pool.give_all_back(who)
 
     def _let_leave(self) -> None:
+        """Drawn: after every agreement that counts the leaver. Dealt: others do it without."""
+        dealt = self.job is not None and self.job.division == "dealt"
         for who, request in list(self._leaving.items()):
-            if not self.agreements.may_contain(who) or self.pool.over:
+            if dealt or self.pool.over or not self.agreements.may_contain(who):
                 self._answer(who, request, {"kind": "left"})
                 self._orderly = True
                 self._remove(who)
@@ -366,6 +397,11 @@ class State:
             return
         number = self.agreements.resolved
         self.agreements.expect(number, number + 1, sorted(self._welcomed))
+        assert self.job is not None
+        every, settled = self.job.checkpoint_every, len(self.pool.settled)
+        if every and settled // every > self._kept // every:
+            self._kept = settled
+            self._keeping = number
         self._tell_close()
 
     def _tell_close(self) -> None:
@@ -375,6 +411,7 @@ class State:
             "kind": "close",
             "agreement": self.agreements.resolved,
             "members": [str(a) for a in members],
+            "checkpoint": self._keeping == self.agreements.resolved,
         }
         for member in members:
             if member in self.learners:

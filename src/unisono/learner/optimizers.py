@@ -55,6 +55,10 @@ class Optimizers:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [p for group in groups for p in group["params"]]
 
+    def gradients_gone(self) -> bool:
+        """Whether no gradient is left, as after ``zero_grad`` without a step before it."""
+        return all(p.grad is None or not bool(p.grad.any()) for p in self.parameters())
+
     def clear_gradients(self) -> None:
         """As ``zero_grad`` of all."""
         for optimizer in self._optimizers:

@@ -12,7 +12,7 @@ from unisono.fabric import Fabric
 from unisono.learner.plan import Minibatch, Planner
 from unisono.learner.replica import LearnerReplica, OptimizerAccess, Storage
 from unisono.learner.stepper import Stepper
-from unisono.strategies.base import Participant, Strategy
+from unisono.strategies.base import Parcel, Participant, Strategy
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Task(Generic[T]):
     """The number of the first agreement: not 0 for a run that goes on."""
     checkpoint_every: int = 0
     """Positions between checkpoints; 0: none."""
-    on_checkpoint: Callable[[int], None] = lambda agreement: None
+    on_checkpoint: Callable[[int, Parcel], None] = lambda agreement, strategy: None
     prefetch: int = 0
 
 
@@ -84,6 +84,7 @@ class Session(Generic[T]):
             "rounds": self._terms.rounds,
             "agrees": self._terms.agrees,
             "fingerprint": f"{self._strategy!r} {self._task.fingerprint}",
+            "checkpoint_every": self._task.checkpoint_every,
         }
         settled = [list(r) for r in self._task.settled]
         answer = self.client.call(

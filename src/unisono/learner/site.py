@@ -14,12 +14,18 @@ from unisono.coordinator.journal import NoJournal
 from unisono.coordinator.service import Service, serve
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
 from unisono.fabric.local import Host
+from unisono.learner.checkpoint import commit
 
 DIRECTORY = "UNISONO_DIRECTORY"
 LEARNER = "UNISONO_LEARNER"
 LEARNERS = "UNISONO_LEARNERS"
 TIMEOUT = "UNISONO_TIMEOUT"
 COORDINATOR_SOCKET = "coordinator.sock"
+
+
+def commit_checkpoint(body: dict[str, Any]) -> None:
+    """What a coordinator does when the last part of a checkpoint is there."""
+    commit(Path(body["folder"]), body["pool"], body["keep"])
 
 
 class Site(Protocol):
@@ -45,7 +51,7 @@ class Site(Protocol):
 
 @dataclass
 class Alone:
-    """Plain ``python train.py``: one learner, with the coordinator beside it in the same process."""
+    """Plain ``python train.py``: one learner, and the coordinator in the same process."""
 
     number: int = 0
     learners: int = 1
@@ -59,7 +65,12 @@ class Alone:
         self._host = Host()
         coordinator = self._host.node(COORDINATOR)
         service = Service(
-            coordinator, NoJournal(), expected=1, timeout=self.timeout, sink=self.sink
+            coordinator,
+            NoJournal(),
+            expected=1,
+            timeout=self.timeout,
+            sink=self.sink,
+            on_checkpoint=commit_checkpoint,
         )
         self.service = service
         coordinator.spawn("serve", lambda: serve(service))

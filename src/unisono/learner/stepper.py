@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from unisono.learner.plan import Dry, EndOfPart, EnterDeal, Item, Minibatch, Planner
 from unisono.learner.queue import Ahead
 from unisono.learner.replica import LearnerReplica
-from unisono.strategies.base import Division, Participant, Work
+from unisono.strategies.base import Division, Parcel, Participant, Work
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Stepper(Generic[T]):
         examples: Callable[[Minibatch], int],
         *,
         prefetch: int,
-        on_checkpoint: Callable[[int], None],
+        on_checkpoint: Callable[[int, Parcel], None],
     ) -> None:
         self._replica = replica
         self._participant = participant
@@ -45,6 +45,7 @@ class Stepper(Generic[T]):
         self._current: Minibatch | None = None
         self._open = Work()
         self._has_open = False
+        self._checkpoint: int | None = None
         self.data_wait_s = 0.0
         self.entered = False
         """Whether this learner has the run's parameters: one that came too late never gets them."""
@@ -62,6 +63,7 @@ class Stepper(Generic[T]):
     def next(self) -> tuple[Minibatch, T] | None:
         """The next minibatch and its data; None when everything is settled."""
         assert self._items is not None
+        self._write_checkpoint()
         while True:
             began = self._replica.fabric.now()
             item, data = next(self._items, (None, None))
@@ -73,6 +75,7 @@ class Stepper(Generic[T]):
             if item is None:
                 return None
             self._handle(item)
+            self._write_checkpoint()
 
     def backward_done(self, *, accumulate: bool = False) -> None:
         """The gradient of the current minibatch is there."""
@@ -135,5 +138,14 @@ class Stepper(Generic[T]):
     def _close_part(self, ended: EndOfPart) -> None:
         self._participant.end_of_part(ended.agreement)
         if ended.checkpoint:
+            self._checkpoint = ended.agreement
+
+    def _write_checkpoint(self) -> None:
+        """Between two iterations of the user's loop, so that schedulers and scalers are in step."""
+        due = self._participant.take_checkpoint()
+        if self._checkpoint is not None:
             self._participant.flush()
-            self._on_checkpoint(ended.agreement)
+            due = (self._checkpoint, self._participant.state())
+            self._checkpoint = None
+        if due is not None:
+            self._on_checkpoint(*due)

@@ -16,7 +16,7 @@ from typing import Any
 from unisono.coordinator.client import Refused
 from unisono.fabric import Address, Gone, Message, Vector
 from unisono.pool.pool import Deal
-from unisono.strategies.base import Participant, Replica, Work
+from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.collective import Aborted, Collective
 from unisono.strategies.transfer import receive_parcel, send_parcel
 
@@ -55,6 +55,7 @@ class AgreeingParticipant(Participant):
         self._last_notes: dict[str, list[list[int]]] | None = None
         self._unreported: tuple[int, dict[str, list[list[int]]]] | None = None
         self._unreported_count = 0
+        self._kept: tuple[int, Parcel] | None = None
         self._deferred: deque[Message] = deque()
 
     # What a strategy says.
@@ -122,6 +123,11 @@ class AgreeingParticipant(Participant):
         self.fabric.post(PORT, {"kind": "report"})
         self.fabric.receive(AGREED)
 
+    def take_checkpoint(self) -> tuple[int, Parcel] | None:
+        """Drawn: what the coordinator asked to keep."""
+        kept, self._kept = self._kept, None
+        return kept
+
     # The agent.
 
     def _run(self) -> None:
@@ -137,6 +143,8 @@ class AgreeingParticipant(Participant):
             self.fabric.post(AGREED, {"kind": AGREED})
         elif kind == "close" and body["agreement"] >= self.rounds:
             self._agree(body["agreement"], [Address.parse(a) for a in body["members"]])
+            if body["checkpoint"]:
+                self._kept = (body["agreement"], self.state())
         elif kind == "welcome":
             self._send_state(Address.parse(body["to"]))
         elif kind == "supply":

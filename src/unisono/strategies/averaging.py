@@ -99,6 +99,12 @@ class AveragingParticipant(AgreeingParticipant):
             for name, vector in self._outer.vectors.items():
                 vector.assign(parcel.vectors[name])
 
+    def restore(self, parcel: Parcel) -> None:
+        """A drawn learner's own parameters are later than the agreement; all begin from that."""
+        self.load_state(parcel)
+        assert self._start is not None
+        self.replica.replace(self._start)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:

@@ -184,6 +184,14 @@ class Participant:
     def load_state(self, parcel: Parcel) -> None:
         """The inverse of ``state``."""
 
+    def restore(self, parcel: Parcel) -> None:
+        """As ``load_state``, from a checkpoint: the learner's parameters may have to follow."""
+        self.load_state(parcel)
+
+    def take_checkpoint(self) -> tuple[int, Parcel] | None:
+        """Drawn: the agreement that is to be kept and the state at it, once."""
+        return None
+
 
 class Strategy(Protocol):
     """The settings of a way to agree."""
