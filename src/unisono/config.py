@@ -69,7 +69,9 @@ class Table(BaseModel):
 class Network(Table):
     """`[network]`: the shape of the model."""
 
-    hidden: list[Positive] = Field(default=[256, 256], description="units of each hidden layer")
+    hidden: list[Positive] = Field(
+        default=[512, 512, 512], description="units of each hidden layer"
+    )
     context: Count = Field(
         default=5, description="frames on each side of the one that is classified"
     )
@@ -87,6 +89,9 @@ class Rate(Table):
     )
     end: float = Field(
         default=0.1, gt=0, le=1, description="last learning rate as a share of the first"
+    )
+    scaled: bool = Field(
+        default=True, description="multiply by what the strategy's rule says for so many learners"
     )
     momentum: Share = Field(default=0.9, description="momentum of SGD")
     weight_decay: Amount = Field(default=0.0, description="weight decay")

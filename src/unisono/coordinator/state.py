@@ -62,6 +62,7 @@ class State:
         self._waiting: dict[Address, dict[str, Any]] = {}
         self._idle: set[Address] = set()
         self._limbo: set[Address] = set()
+        self._leader: Address | None = None
         self._drawn = 0
         self._kept = 0
         self._keeping: int | None = None
@@ -315,10 +316,17 @@ class State:
                 self._answer(who, request, {"kind": "deal", **self._deals[number].to_body()})
             elif self.pool.over:
                 del self._waiting[who]
-                self._answer(who, request, {"kind": "over"})
+                self._answer(who, request, self._over())
             elif not request["patient"]:
                 del self._waiting[who]
                 self._answer(who, request, {"kind": "wait"})
+
+    def _over(self) -> dict[str, Any]:
+        """Everything is settled; the first who has the model is to see to it."""
+        if self._leader is None:
+            members = set(self._deals[-1].members) if self._deals else self._welcomed
+            self._leader = next((a for a in self.learners if a in members), None)
+        return {"kind": "over", "leader": self._leader and str(self._leader)}
 
     def _make_deal(self) -> None:
         assert self.job is not None
@@ -371,7 +379,7 @@ class State:
         self._drawing = True
         for who, request in list(self._waiting.items()):
             if self.pool.over:
-                body: dict[str, Any] = {"kind": "over"}
+                body = self._over()
             elif self.pool.free:
                 ranges = self.pool.draw(who, request["want"], len(self.learners))
                 self._drawn += sum(b - a for a, b in ranges)

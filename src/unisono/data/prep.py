@@ -92,6 +92,11 @@ class Prep:
         """The numbers of the utterances of a part, rising."""
         return np.flatnonzero([of is part for of in self.table.part])
 
+    def frames_of(self, part: Part) -> int:
+        """How many frames a part has."""
+        numbers = self.utterances_of(part)
+        return int((self.starts[numbers + 1] - self.starts[numbers]).sum())
+
     def verify(self) -> None:
         """Computes the fingerprint again from everything on disk.
 

@@ -209,6 +209,26 @@ class Learner:
         return self._feed.epoch(self._furthest - 1)
 
     @property
+    def leads(self) -> bool:
+        """After the last minibatch: true on the one learner that should save the model."""
+        return self._session is not None and self._session.stepper.leads
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Adds a line to the run's metrics."""
+        if self._session is not None:
+            self._session.replica.event(name, **fields)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of vectors that this learner has sent, in this life."""
+        return 0 if self._session is None else self._session.fabric.bytes_sent
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not taken because they were not finite."""
+        return self._guard.skipped
+
+    @property
     def rounds(self) -> int:
         """Agreements so far."""
         return 0 if self._session is None else self._session.participant.rounds

@@ -47,7 +47,15 @@ class Dry:
     """No lease is free at the moment: flush."""
 
 
-Item = Minibatch | EnterDeal | EndOfPart | Dry
+@dataclass(frozen=True)
+class Over:
+    """Everything is settled."""
+
+    leads: bool
+    """Whether this learner is the one that sees to the final model."""
+
+
+Item = Minibatch | EnterDeal | EndOfPart | Dry | Over
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ class Planner:
                 yield Dry()
                 answer = self.client.call("deal", "plan", number=number, patient=True)
             if answer["kind"] == "over":
+                yield Over(answer["leader"] == str(self.address))
                 return
             deal = Deal.from_body(dict(answer))
             number = deal.number + 1
@@ -107,6 +116,7 @@ class Planner:
                 yield Dry()
                 answer = self.client.call("draw", "plan", want=self.want, patient=True)
             if answer["kind"] == "over":
+                yield Over(answer["leader"] == str(self.address))
                 return
             for position in _positions([(a, b) for a, b in answer["ranges"]]):
                 yield Minibatch(position)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from unisono.learner.plan import Dry, EndOfPart, EnterDeal, Item, Minibatch, Planner
+from unisono.learner.plan import Dry, EndOfPart, EnterDeal, Item, Minibatch, Over, Planner
 from unisono.learner.queue import Ahead
 from unisono.learner.replica import LearnerReplica
 from unisono.strategies.base import Division, Parcel, Participant, Work
@@ -47,6 +47,8 @@ class Stepper(Generic[T]):
         self._has_open = False
         self._checkpoint: int | None = None
         self.data_wait_s = 0.0
+        self.leads = False
+        """At the end: whether this learner is the one that sees to the final model."""
         self.entered = False
         """Whether this learner has the run's parameters: one that came too late never gets them."""
 
@@ -122,6 +124,8 @@ class Stepper(Generic[T]):
             self.entered = self._participant.enter(item.deal)
         elif isinstance(item, EndOfPart):
             self._close_part(item)
+        elif isinstance(item, Over):
+            self.leads = item.leads
         elif isinstance(item, Dry):
             self._participant.flush()
             self._replica.client.tell("idle")

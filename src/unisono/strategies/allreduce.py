@@ -64,7 +64,11 @@ class AllReduce:
     name: ClassVar[str] = "allreduce"
     shares: ClassVar[str] = "gradients; buffers and optimizer state stay each learner's own"
     waits: ClassVar[str] = "everybody for the slowest, each step"
-    rate_rule: ClassVar[str] = "the minibatch is that of all learners together: scale as for that"
+    rate_rule: ClassVar[str] = "multiply by the number of learners: their minibatches add up"
+
+    def rate_factor(self, learners: int) -> float:
+        """The linear rule of large minibatches."""
+        return float(learners)
 
     def terms(self, batch_size: int) -> Terms:
         """Dealt, one minibatch a round."""

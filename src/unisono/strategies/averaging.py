@@ -136,6 +136,10 @@ class Averaging:
             return "multiply by the number of learners"
         return "as for one learner: the gain is in the outer step"
 
+    def rate_factor(self, learners: int) -> float:
+        """A step counts for 1/learners in the mean, so plain averaging multiplies by them."""
+        return float(learners) if self.outer.scales_rate else 1.0
+
     def terms(self, batch_size: int) -> Terms:
         """Rounds of ``every`` examples."""
         share = examples_to_minibatches(self.every, batch_size)

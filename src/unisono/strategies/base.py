@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from unisono.coordinator.client import Client
 from unisono.fabric import Fabric, Vector
@@ -196,13 +196,29 @@ class Participant:
 class Strategy(Protocol):
     """The settings of a way to agree."""
 
-    name: ClassVar[str]
-    shares: ClassVar[str]
-    """What is shared: parameters, buffers, optimizer state."""
-    waits: ClassVar[str]
-    """Who waits for whom."""
-    rate_rule: ClassVar[str]
-    """What the user should do with the learning rate."""
+    @property
+    def name(self) -> str:
+        """The one word that chooses it."""
+        ...
+
+    @property
+    def shares(self) -> str:
+        """What is shared: parameters, buffers, optimizer state."""
+        ...
+
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        ...
+
+    @property
+    def rate_rule(self) -> str:
+        """What the user should do with the learning rate."""
+        ...
+
+    def rate_factor(self, learners: int) -> float:
+        """The rule as a number: by what a rate that is right for one learner is multiplied."""
+        ...
 
     def terms(self, batch_size: int) -> Terms:
         """How learners are to be fed."""

@@ -50,6 +50,10 @@ class Solo:
     waits: ClassVar[str] = "nobody"
     rate_rule: ClassVar[str] = "as it is"
 
+    def rate_factor(self, learners: int) -> float:
+        """One."""
+        return 1.0
+
     def terms(self, batch_size: int) -> Terms:
         """Dealt, in blocks of some 16,000 examples."""
         rounds = max(16, 16384 // batch_size)

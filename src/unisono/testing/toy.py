@@ -1,31 +1,33 @@
-"""A learner without a network: a vector that follows targets, in double precision.
+"""A learner without a network: a vector in double precision that makes plain gradient steps.
 
-Position p of the pool asks for the point t_p, a fixed pseudo-random one; the loss is
-|x - t_p|^2 / 2 and the step x = x - rate (x - t_p). What comes out depends on which positions went
-in, and how often, so that a lost or doubled step shows.
+What it learns is a ``Loss``; by default each position of the pool asks for a point of its own, so
+that what comes out depends on which positions went in, and how often, and a lost or doubled step
+shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from unisono.coordinator.client import CoordinatorLost, Refused
-from unisono.fabric import Address, Cancelled, Fabric, TensorVector, Vector
+from unisono.fabric import Address, Cancelled, Fabric, TensorVector
 from unisono.learner.plan import Minibatch
 from unisono.learner.session import Session, Task
-from unisono.strategies.base import Parcel, Strategy
+from unisono.pool.ranges import Range
+from unisono.strategies.base import Parcel, Strategy, Work
+from unisono.testing.ledger import Kind, Ledger, Ledgered
+from unisono.testing.losses import Loss, Targets
 
 BATCH = 4
-"""Examples in a toy minibatch."""
+"""Examples in a full toy minibatch."""
 
 
-def target(position: int, dimension: int) -> torch.Tensor:
-    """The point that a position asks for."""
-    generator = torch.Generator().manual_seed(1000 + position)
-    return torch.randn(dimension, dtype=torch.float64, generator=generator)
+def examples(position: int) -> int:
+    """Examples in the minibatch of a position: 1 to ``BATCH``, so that weights are unequal."""
+    return 1 + position % BATCH
 
 
 class ToyStorage:
@@ -92,38 +94,55 @@ class ToyOptimizer:
 
 
 @dataclass
+class Result:
+    """What a learner leaves behind; plain data, so that it can come from another process."""
+
+    address: Address
+    """The learner, in its last life."""
+    steps: list[int] = field(default_factory=list)
+    """The positions that it trained, in order, over all its lives."""
+    ledger: Ledger = field(default_factory=Ledger)
+    rounds: int = 0
+    final: torch.Tensor | None = None
+    """Its parameters at the end; None if it did not come to an orderly one."""
+    consensus: torch.Tensor | None = None
+    """What the strategy hands out at the end."""
+
+
+@dataclass
 class ToyLearner:
-    """Runs a strategy over the whole pool. ``steps`` logs what it trained, in order."""
+    """Runs a strategy over the whole pool."""
 
     fabric: Fabric
     strategy: Strategy
     total: int
+    loss: Loss = field(default_factory=Targets)
     rate: float = 0.1
-    dimension: int = 5
     cost: float = 1.0
     """Seconds that one minibatch takes (simulated)."""
+    rest: float = 0.0
+    """Seconds to sleep before each minibatch: the slowness of a learner on a real fabric."""
     timeout: float = 10.0
     heartbeats: bool = True
     prefetch: int = 0
+    settled: Sequence[Range] = ()
+    """Positions that were settled before: a run that goes on."""
     rebirth: Callable[[Address], Fabric] | None = None
     """Makes the node of the next incarnation."""
     before_step: Callable[[ToyLearner, Minibatch], None] | None = None
-    steps: list[int] = field(default_factory=list)
-    final: torch.Tensor | None = None
-    consensus: Vector | None = None
-    rounds: int = 0
+    result: Result = field(init=False)
     storage: ToyStorage = field(init=False)
     session: Session[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.storage = ToyStorage(self.dimension)
-        # Learners begin apart, so that a suite sees whether newcomers get their state.
-        self.storage.parameters.tensor.fill_(float(self.fabric.address.number))
+        self.result = Result(self.fabric.address)
+        self.storage = ToyStorage(self.loss.dimension)
+        self.storage.parameters.tensor.copy_(self.loss.start(self.fabric.address.number))
 
     def run(self) -> None:
         """The whole life: join, train, leave; once more from the start if it is refused.
 
-        A run that ended without it leaves ``final`` unset.
+        A run that ended without it leaves ``result.final`` unset.
         """
         while True:
             try:
@@ -137,49 +156,78 @@ class ToyLearner:
                     raise
             self.fabric.close()
             self.fabric = self.rebirth(self.fabric.address.reborn())
+            self.result.address = self.fabric.address
 
     def _live(self) -> None:
-        task = Task(
-            total=self.total,
-            batch_size=BATCH,
-            load=lambda m: target(m.position, self.dimension),
-            examples=lambda m: BATCH,
-            prefetch=self.prefetch,
-        )
+        ledger = self.result.ledger
+        ledgered = Ledgered(self.strategy, ledger)
         self.session = Session(
             self.fabric,
-            self.strategy,
+            ledgered,
             self.storage,
             ToyOptimizer(self.rate),
-            task,
+            self._task(),
             timeout=self.timeout,
             heartbeats=self.heartbeats,
         )
+        ledger.write(Kind.BEGIN, self.storage.parameters)
         self.session.join()
         stepper = self.session.stepper
+        replica = ledgered.replica
+        assert replica is not None
         while (found := stepper.next()) is not None:
-            minibatch, goal = found
+            minibatch, data = found
             if self.before_step is not None:
                 self.before_step(self, minibatch)
-            self._backward(goal)
+            replica.work = _work(minibatch)
+            self._backward(data)
             stepper.backward_done()
             self._update()
             if not minibatch.stand_in:
-                self.steps.append(minibatch.position)
+                self.result.steps.append(minibatch.position)
             stepper.update_done()
-        self.rounds = self.session.participant.rounds
+        self.result.rounds = self.session.participant.rounds
         self.session.leave()
-        if not self.session.stepper.entered:
+        if not stepper.entered:
             return
-        self.final = self.storage.parameters.tensor.clone()
-        self.consensus = self.session.participant.consensus()
+        final = self.storage.parameters.tensor.clone()
+        consensus = self.session.participant.consensus()
+        assert consensus is None or isinstance(consensus, TensorVector)
+        self.result.consensus = final if consensus is None else consensus.tensor.clone()
+        self.result.final = final
 
-    def _backward(self, goal: torch.Tensor) -> None:
+    def _task(self) -> Task[torch.Tensor]:
+        return Task(
+            total=self.total,
+            batch_size=BATCH,
+            load=lambda m: self.loss.load(m.position),
+            examples=lambda m: examples(m.position),
+            prefetch=self.prefetch,
+            settled=self.settled,
+        )
+
+    def _backward(self, data: torch.Tensor) -> None:
         def work() -> None:
-            self.storage.gradient.tensor.copy_(self.storage.parameters.tensor - goal)
+            x = self.storage.parameters.tensor
+            step = len(self.result.steps)
+            self.storage.gradient.tensor.copy_(
+                self.loss.gradient(x, data, self.fabric.address, step)
+            )
 
+        if self.rest > 0:
+            self.fabric.sleep(self.rest)
         self.fabric.compute(work, self.cost)
 
     def _update(self) -> None:
         self.session.replica.begin_update()
-        self.storage.parameters.add(self.storage.gradient, -self.rate)
+        change = self.storage.gradient.copy()
+        change.scale(-self.rate)
+        self.storage.parameters.add(change)
+        self.result.ledger.write(Kind.STEP, change)
+
+
+def _work(minibatch: Minibatch) -> Work:
+    if minibatch.stand_in:
+        return Work()
+    position = minibatch.position
+    return Work([(position, position + 1)], examples(position))

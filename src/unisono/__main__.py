@@ -1,0 +1,7 @@
+"""``python -m unisono``."""
+
+from __future__ import annotations
+
+from unisono.cli.main import main
+
+main()

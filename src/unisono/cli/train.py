@@ -1,0 +1,61 @@
+"""`unisono train`: from prepared data to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.config import load
+from unisono.training import train as training
+
+
+def train(
+    prep: Annotated[
+        Path | None, typer.Argument(metavar="PREP", help="Prepared data; or `prep` of --config.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="The run's directory; must not exist, unless --resume.")
+    ] = Path("run"),
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="How learners agree.  [default: solo for 1 learner, else averaging]"),
+    ] = None,
+    learners: Annotated[str | None, typer.Option(help="Learners.  [default: 1]")] = None,
+    cluster: Annotated[str | None, typer.Option(help="A Ray cluster: auto or ADDRESS.")] = None,
+    model: Annotated[str | None, typer.Option(help="The network.  [default: dnn]")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, ng-sgd or adamw.  [default: sgd]")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of parameters and order of data.  [default: 0]")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file, such as another run's config.toml.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key; docs/runs.md lists them."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")
+    ] = False,
+) -> None:
+    """Train a model on prepared data, with any number of learners and any strategy."""
+    flags = {
+        "prep": None if prep is None else str(prep.resolve()),
+        "strategy": strategy,
+        "learners": learners,
+        "cluster": cluster,
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": epochs,
+        "seed": seed,
+    }
+    file = out / "config.toml" if resume and config is None and out.exists() else config
+    summary = training.train(load(file, sets or [], flags), out, resume=resume)
+    for line in summary.lines():
+        typer.echo(line)
+    typer.echo(f"report: {out / 'report.html'}")

@@ -1,0 +1,69 @@
+"""A cluster of toy learners, whatever carries their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from unisono.coordinator.state import State
+from unisono.fabric import Fabric
+from unisono.pool.ranges import Range
+from unisono.strategies.base import Strategy
+from unisono.testing.coverage import Coverage
+from unisono.testing.losses import Loss, Targets
+from unisono.testing.toy import Result, ToyLearner
+
+
+@dataclass
+class ToyRun:
+    """What came out of a run."""
+
+    total: int
+    state: State
+    """The coordinator's, at the end."""
+    results: list[Result]
+    coverage: Coverage
+    ordered: bool
+    """Whether the ledgers' lines stand in the order in which things happened."""
+
+    @property
+    def survivors(self) -> list[Result]:
+        """The learners that ended in an orderly way."""
+        return [result for result in self.results if result.final is not None]
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    """What all clusters of toy learners have in common."""
+
+    strategy: Strategy
+    learners: int
+    total: int
+    """Minibatches."""
+    loss: Loss = field(default_factory=Targets)
+    rate: float = 0.1
+    prefetch: int = 2
+    slowness: Mapping[int, float] = field(default_factory=dict)
+    """How many times longer a minibatch takes at a learner."""
+    settled: Sequence[Range] = ()
+    """Positions that were settled before: a run that goes on."""
+    timeout: float = 10.0
+    """Seconds until a silent learner is declared dead."""
+
+    def run(self) -> ToyRun:
+        """Runs to the end; raises ``Stuck`` if there is none."""
+        raise NotImplementedError
+
+    def toy(self, fabric: Fabric, coverage: Coverage) -> ToyLearner:
+        """One of its learners."""
+        return ToyLearner(
+            fabric,
+            self.strategy,
+            self.total,
+            loss=self.loss,
+            rate=self.rate,
+            timeout=self.timeout,
+            prefetch=self.prefetch,
+            settled=self.settled,
+            before_step=lambda toy, m: m.stand_in or coverage.train(toy.fabric.address, m.position),
+        )

@@ -1,0 +1,82 @@
+"""What can go wrong in a simulated cluster, and when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kill:
+    """kill -9 of a learner."""
+
+    at: float
+    number: int
+
+
+@dataclass(frozen=True)
+class KillCoordinator:
+    """kill -9 of the coordinator, which comes back from its journal."""
+
+    at: float
+    back_after: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pause:
+    """SIGSTOP of a learner, and SIGCONT."""
+
+    at: float
+    number: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A learner and the coordinator do not reach each other for a while."""
+
+    at: float
+    number: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Join:
+    """A learner that comes late."""
+
+    at: float
+    number: int
+
+
+Fault = Kill | KillCoordinator | Pause | Cut | Join
+
+
+def draw_faults(source: random.Random, learners: int, span: float) -> list[Fault]:
+    """Faults at random times of ``span`` seconds; at least one learner is not killed.
+
+    A third of the learners or so is killed, a tenth each is paused and cut off, for longer or
+    shorter than the coordinator's patience; the coordinator is killed in two of five runs, and a
+    learner comes late in one of five.
+    """
+    faults: list[Fault] = []
+    killed = 0
+    for number in range(learners):
+        luck = source.random()
+        when = source.uniform(0, span)
+        if luck < 0.3 and killed < learners - 1:
+            killed += 1
+            faults.append(Kill(when, number))
+        elif 0.3 <= luck < 0.4:
+            faults.append(Pause(when, number, source.uniform(0, 30)))
+        elif 0.4 <= luck < 0.5:
+            faults.append(Cut(when, number, source.uniform(0, 30)))
+    if source.random() < 0.4:
+        faults.append(KillCoordinator(source.uniform(0, span), source.uniform(0.01, 3)))
+    if source.random() < 0.2:
+        faults.append(Join(source.uniform(0, span), learners))
+    return faults
+
+
+def struck(faults: list[Fault]) -> set[int]:
+    """The learners that lose their place, or may."""
+    return {fault.number for fault in faults if isinstance(fault, Kill | Pause | Cut)}

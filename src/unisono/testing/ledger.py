@@ -1,0 +1,207 @@
+"""What a strategy did to a learner, written down at the seam between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.coordinator.client import Client
+from unisono.fabric import Fabric, TensorVector, Vector
+from unisono.pool.ranges import Range
+from unisono.strategies.base import (
+    Parcel,
+    Participant,
+    Replica,
+    Snapshot,
+    Strategy,
+    Terms,
+    Work,
+)
+
+Numbers = NDArray[np.float64]
+
+
+class Kind(Enum):
+    """What happened."""
+
+    BEGIN = "begin"
+    """A life begins, or another learner's state is taken over: the vector is where it stands."""
+    STEP = "step"
+    """An optimizer step: the vector is the change."""
+    SNAPSHOT = "snapshot"
+    """Parameters plus pending deltas were taken."""
+    ADD = "add"
+    """A delta was handed in."""
+    REPLACE = "replace"
+    """The parameters were set."""
+    GRADIENT = "gradient"
+    """The gradient was taken."""
+    SET_GRADIENT = "set gradient"
+    """The gradient was set."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger."""
+
+    kind: Kind
+    round: int
+    """The participant's rounds so far."""
+    vector: Numbers
+    weight: int = 0
+    """Examples in a snapshot or a gradient."""
+    ranges: tuple[Range, ...] = ()
+    """Positions in a snapshot."""
+
+
+@dataclass
+class Exchange:
+    """One act of sharing as one learner saw it: what it gave, and how far the answer moved it."""
+
+    round: int
+    gave: Numbers
+    weight: int
+    moved: Numbers
+    ranges: tuple[Range, ...]
+
+
+@dataclass
+class Ledger:
+    """The lines of one learner, over all its lives."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+    def write(self, kind: Kind, vector: Vector, round_: int = 0, work: Work | None = None) -> None:
+        """Adds a line with a copy of the vector."""
+        assert isinstance(vector, TensorVector)
+        numbers = np.array(vector.tensor, dtype=np.float64)
+        weight = 0 if work is None else work.examples
+        ranges = () if work is None else tuple(work.ranges)
+        self.entries.append(Entry(kind, round_, numbers, weight, ranges))
+
+    def exchanges(self) -> list[Exchange]:
+        """What went out, with all that came back before the next went out."""
+        found: list[Exchange] = []
+        for entry in self.entries:
+            if entry.kind in (Kind.SNAPSHOT, Kind.GRADIENT):
+                nothing = np.zeros_like(entry.vector)
+                found.append(
+                    Exchange(entry.round, entry.vector, entry.weight, nothing, entry.ranges)
+                )
+            elif entry.kind is Kind.ADD and found:
+                found[-1].moved = found[-1].moved + entry.vector
+            elif entry.kind in (Kind.REPLACE, Kind.SET_GRADIENT) and found:
+                found[-1].moved = entry.vector - found[-1].gave
+        return found
+
+
+class LedgerReplica:
+    """A replica that writes down what its strategy asks of it."""
+
+    def __init__(self, replica: Replica, ledger: Ledger) -> None:
+        self._replica = replica
+        self._ledger = ledger
+        self.participant: Participant | None = None
+        self.work = Work()
+        """What the current gradient was computed on."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """The learner's node."""
+        return self._replica.fabric
+
+    @property
+    def client(self) -> Client:
+        """The learner's side of the coordinator."""
+        return self._replica.client
+
+    @property
+    def _round(self) -> int:
+        return 0 if self.participant is None else self.participant.rounds
+
+    def snapshot(self) -> Snapshot:
+        """Written down."""
+        snapshot = self._replica.snapshot()
+        self._ledger.write(Kind.SNAPSHOT, snapshot.vector, self._round, snapshot.work)
+        return snapshot
+
+    def add(self, delta: Vector) -> None:
+        """Written down, with the values at the time of handing in."""
+        # The vector is the replica's from the call on, which may change it.
+        copy = delta.copy()
+        self._replica.add(delta)
+        self._ledger.write(Kind.ADD, copy, self._round)
+
+    def replace(self, value: Vector) -> None:
+        """Written down."""
+        self._replica.replace(value)
+        self._ledger.write(Kind.REPLACE, value, self._round)
+
+    def take_work(self) -> Work:
+        """As it is."""
+        return self._replica.take_work()
+
+    def gradient(self) -> Vector:
+        """Written down."""
+        gradient = self._replica.gradient()
+        self._ledger.write(Kind.GRADIENT, gradient, self._round, self.work)
+        return gradient
+
+    def set_gradient(self, value: Vector) -> None:
+        """Written down."""
+        self._replica.set_gradient(value)
+        self._ledger.write(Kind.SET_GRADIENT, value, self._round)
+
+    def learning_rate(self) -> float:
+        """As it is."""
+        return self._replica.learning_rate()
+
+    def restart_optimizer(self) -> None:
+        """As it is."""
+        self._replica.restart_optimizer()
+
+    def export(self, *, optimizer: bool) -> Parcel:
+        """As it is."""
+        return self._replica.export(optimizer=optimizer)
+
+    def take_over(self, parcel: Parcel) -> None:
+        """Written down."""
+        parameters = parcel.vectors["parameters"].copy()
+        self._replica.take_over(parcel)
+        self._ledger.write(Kind.BEGIN, parameters)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """As it is."""
+        self._replica.event(name, **fields)
+
+
+class Ledgered:
+    """A strategy whose participants see their learner through a ``LedgerReplica``."""
+
+    name: ClassVar[str] = "ledgered"
+    shares: ClassVar[str] = "as the strategy inside"
+    waits: ClassVar[str] = "as the strategy inside"
+    rate_rule: ClassVar[str] = "as the strategy inside"
+
+    def __init__(self, strategy: Strategy, ledger: Ledger) -> None:
+        self._strategy = strategy
+        self._ledger = ledger
+        self.replica: LedgerReplica | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._strategy)
+
+    def terms(self, batch_size: int) -> Terms:
+        """Those of the strategy inside."""
+        return self._strategy.terms(batch_size)
+
+    def participant(self, replica: Replica) -> Participant:
+        """That of the strategy inside."""
+        self.replica = LedgerReplica(replica, self._ledger)
+        participant = self._strategy.participant(self.replica)
+        self.replica.participant = participant
+        return participant

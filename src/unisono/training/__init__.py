@@ -1,0 +1,3 @@
+"""What the commands do: train, bench, demo, and starting the processes of a run."""
+
+from __future__ import annotations

@@ -1,0 +1,226 @@
+"""One process of ``unisono bench``: times every way of training, in turns.
+
+All processes of a bench go through the same list of turns. In a turn each way is timed once, all
+processes at the same time: a window opens a little after everybody is ready, and the steps that
+are finished inside it count. The data is prepared frames in memory, the model and the settings are
+the shipped defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from unisono.config import Config
+from unisono.data import FrameSource, Part, Prep
+from unisono.learner.learner import Learner
+from unisono.learner.site import COORDINATOR_SOCKET, Alone, OnHost, Site, at_site
+from unisono.models import build
+from unisono.strategies.base import Strategy, examples_to_minibatches
+from unisono.training.ways import WAYS, Way
+from unisono.training.worker import make_optimizer
+
+WARM_UP_S = 1.0
+TIMEOUT_S = 30.0
+
+
+class Window:
+    """The time in which steps count; the same for all processes of this host."""
+
+    def __init__(self, opens: float, seconds: float) -> None:
+        self._opens = opens
+        self._closes = opens + seconds
+        self.steps = 0
+
+    def step_done(self) -> bool:
+        """Counts a step; says whether to go on."""
+        now = time.monotonic()
+        if self._opens <= now < self._closes:
+            self.steps += 1
+        return now < self._closes
+
+
+class BenchWorker:
+    """Times the ways."""
+
+    def __init__(self, prep: Path, number: int, learners: int, slow: float) -> None:
+        self._number = number
+        self._learners = learners
+        self._repeats = round(slow) if number == 0 else 1
+        self._config = Config()
+        self._source = FrameSource(
+            Prep.open(prep), Part.TRAIN, context=self._config.network.context
+        )
+
+    def time(self, way: Way, seconds: float) -> dict[str, float]:
+        """One window of one way; what this process did in it."""
+        torch.manual_seed(0)
+        network = self._config.network
+        model = build(
+            self._config.model,
+            inputs=self._source.dimension,
+            outputs=self._source.prep.header.states,
+            hidden=network.hidden,
+            seed=0,
+        )
+        idle = way.alone and self._number > 0
+        before = {"steps": 0.0, "rounds": 0.0, "bytes": 0.0}
+        if way.strategy is not None:
+            return self._time_learner(way, model, seconds, before)
+        window = self._window(seconds)
+        if not idle:
+            self._time_loop(way, model, window)
+        dist.barrier()
+        return {**before, "steps": window.steps / seconds}
+
+    def _window(self, seconds: float) -> Window:
+        """Opens a little after all are ready."""
+        opens = torch.tensor([time.monotonic() + WARM_UP_S], dtype=torch.float64)
+        dist.broadcast(opens, 0)
+        return Window(float(opens), seconds)
+
+    def _time_loop(self, way: Way, model: nn.Module, window: Window) -> None:
+        optimizer: Any = make_optimizer(self._config, model, self._config.start_rate)
+        shared: nn.Module = model
+        averager = None
+        if way.name == "ddp":
+            shared = DistributedDataParallel(model)
+        elif way.name == "postlocal":
+            period = examples_to_minibatches(way.every, self._config.minibatch)
+            averager = PeriodicModelAverager(period=period, warmup_steps=0)
+            optimizer = PostLocalSGDOptimizer(optimizer, averager)
+        for x, y in self._minibatches():
+            self._extra_work(model, x, y)
+            torch.autograd.backward(functional.cross_entropy(shared(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            go_on = window.step_done()
+            if way.waits:
+                go_on = self._all_go_on(go_on)
+            if not go_on:
+                return
+
+    def _time_learner(
+        self, way: Way, model: nn.Module, seconds: float, result: dict[str, float]
+    ) -> dict[str, float]:
+        assert way.strategy is not None
+        with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+            if way.alone:
+                window = self._window(seconds)
+                if self._number == 0:
+                    result = self._learn(way.strategy, model, Alone(), window, seconds)
+            else:
+                shared = [folder]
+                dist.broadcast_object_list(shared, 0)
+                coordinator = self._start_coordinator(shared[0]) if self._number == 0 else None
+                dist.barrier()
+                site = OnHost(Path(shared[0]), self._number, self._learners, TIMEOUT_S)
+                window = self._window(seconds)
+                result = self._learn(way.strategy, model, site, window, seconds)
+                if coordinator is not None:
+                    coordinator.wait()
+            dist.barrier()
+        return result
+
+    def _learn(
+        self, strategy: Strategy, model: nn.Module, site: Site, window: Window, seconds: float
+    ) -> dict[str, float]:
+        optimizer = make_optimizer(self._config, model, self._config.start_rate)
+        size, prefetch = self._config.minibatch, self._config.prefetch
+        with at_site(site), Learner(model, optimizer, strategy, prefetch=prefetch) as learner:
+            rounds = sent = 0
+            for x, y in learner.draw(self._source, epochs=100_000, batch_size=size):
+                self._extra_work(model, x, y)
+                learner.step(functional.cross_entropy(model(x), y))
+                before = window.steps
+                if not window.step_done():
+                    break
+                if before == 0:
+                    rounds, sent = learner.rounds, learner.bytes_sent
+            return {
+                "steps": window.steps / seconds,
+                "rounds": (learner.rounds - rounds) / seconds,
+                "bytes": (learner.bytes_sent - sent) / seconds,
+            }
+
+    def _start_coordinator(self, folder: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "unisono.training.coordinate", folder]
+        command += ["--learners", str(self._learners), "--timeout", str(TIMEOUT_S)]
+        process = subprocess.Popen(command)
+        while not (Path(folder) / COORDINATOR_SOCKET).exists() and process.poll() is None:
+            time.sleep(0.01)
+        return process
+
+    def _extra_work(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        """What makes learner 0 slow: whole gradients that nobody uses."""
+        for _ in range(self._repeats - 1):
+            torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
+
+    def _minibatches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        size = self._config.minibatch
+        generator = np.random.default_rng(self._number)
+        while True:
+            order = generator.permutation(len(self._source))
+            for start in range(0, len(order) - size + 1, size):
+                x, y = self._source.batch(order[start : start + size])
+                yield x, y
+
+    def _all_go_on(self, go_on: bool) -> bool:
+        """Collective ways must end at the same step: by a count that all have alike."""
+        self._turn = getattr(self, "_turn", 0) + 1
+        if self._turn % 16:
+            return True
+        flag = torch.tensor([1.0 if go_on else 0.0])
+        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        return bool(flag.item())
+
+
+def main() -> None:
+    """Goes through the turns; process 0 prints one JSON line a timing."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("prep", type=Path)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("number", type=int)
+    parser.add_argument("learners", type=int)
+    parser.add_argument("slow", type=float)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("turns", type=int)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{options.store}",
+        rank=options.number,
+        world_size=options.learners,
+    )
+    worker = BenchWorker(options.prep, options.number, options.learners, options.slow)
+    for turn in range(options.turns):
+        for place in range(len(WAYS)):
+            way = WAYS[(place + turn) % len(WAYS)]
+            mine = worker.time(way, options.seconds)
+            everybody: list[Any] = [None] * options.learners
+            dist.all_gather_object(everybody, mine)
+            if options.number == 0:
+                total = {key: sum(e[key] for e in everybody) for key in mine}
+                print(json.dumps({"turn": turn, "name": way.name, **total}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The coordinator's process: ``python -m unisono.training.coordinate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from unisono.coordinator.journal import FileJournal
+from unisono.coordinator.service import Service, serve
+from unisono.coordinator.state import State
+from unisono.fabric import COORDINATOR
+from unisono.fabric.local import Host
+from unisono.learner.site import COORDINATOR_SOCKET, commit_checkpoint
+from unisono.runs.metrics import format_event
+
+JOURNAL = "journal.jsonl"
+OUTCOME = "outcome.json"
+
+
+class Events:
+    """Appends events to a file, one line a write, so that a kill tears at most the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Appends one."""
+        os.write(self._file, format_event(event))
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+def outcome_of(state: State) -> dict[str, Any]:
+    """What the coordinator knows at the end."""
+    return {
+        "minibatches": asdict(state.pool.counts),
+        "over": state.pool.over,
+        "rounds": state.agreements.resolved,
+        "lost": state.lost,
+        "joined": state.joined,
+        "failure": state.failure,
+    }
+
+
+def main() -> None:
+    """Serves one run; goes on from the journal if there is one."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--learners", type=int, required=True)
+    parser.add_argument("--timeout", type=float, required=True)
+    parser.add_argument("--metrics", type=Path, default=None)
+    options = parser.parse_args()
+    journal = FileJournal(options.directory / JOURNAL)
+    events = None if options.metrics is None else Events(options.metrics)
+    host = Host(options.directory, COORDINATOR_SOCKET)
+    service = Service(
+        host.node(COORDINATOR),
+        journal,
+        expected=options.learners,
+        timeout=options.timeout,
+        sink=events,
+        on_checkpoint=commit_checkpoint,
+    )
+    try:
+        serve(service)
+    finally:
+        host.close()
+    (options.directory / OUTCOME).write_text(json.dumps(outcome_of(service.state)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""``unisono train``: a run from its configuration to its summary and report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from unisono.config import Config
+from unisono.data import Part, Prep
+from unisono.events import UserError
+from unisono.learner.site import Alone, at_site
+from unisono.runs.directory import RunDirectory
+from unisono.runs.report import write_report
+from unisono.runs.summary import Minibatches, Staleness, Summary
+from unisono.strategies.registry import make
+from unisono.training.coordinate import Events, outcome_of
+from unisono.training.launch import Launch
+from unisono.training.worker import Worker
+
+
+def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
+    """Trains; writes everything that a run holds.
+
+    Raises:
+        UserError: bad input, or a run that failed.
+    """
+    check(config)
+    run = RunDirectory.create(out, config, resume=resume)
+    learners = config.learner_range[1]
+    if learners == 1:
+        outcome = _train_alone(run, config, resume)
+    else:
+        outcome = _train_together(run, config, resume)
+    summary = summarise(run, config, outcome)
+    run.write_summary(summary)
+    write_report([run.path], run.report)
+    return summary
+
+
+def check(config: Config) -> None:
+    """Finds what is wrong before anything is started."""
+    if not config.prep:
+        raise UserError("no prepared data: give the folder that `unisono prepare` made")
+    if config.cluster:
+        raise UserError("--cluster is not there yet; without it the learners run on this machine")
+    make(config.strategy_name, config.agreement)
+    prep = Prep.open(Path(config.prep))
+    frames = prep.frames_of(Part.TRAIN)
+    minibatches = -(-frames // config.minibatch) * config.epochs
+    learners = config.learner_range[1]
+    if minibatches < learners:
+        raise UserError(
+            f"{learners} learners and only {minibatches} minibatches: use fewer learners or "
+            "smaller minibatches"
+        )
+
+
+def _train_alone(run: RunDirectory, config: Config, resume: bool) -> dict[str, Any]:
+    events = Events(run.metrics)
+    site = Alone(sink=events, timeout=config.timeout_s)
+    try:
+        with at_site(site):
+            Worker(run, resume=resume).run()
+    finally:
+        events.close()
+    assert site.service is not None
+    return outcome_of(site.service.state)
+
+
+def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str, Any]:
+    command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
+    outcome = Launch(
+        command=command + (["--resume"] if resume else []),
+        learners=config.learner_range[1],
+        timeout=config.timeout_s,
+        metrics=run.metrics,
+        threads=config.threads_per_learner(os.cpu_count() or 1),
+    ).run()
+    if outcome.failed:
+        raise UserError(f"the run failed: {outcome.reason}")
+    if not run.model.is_file():
+        raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
+    return outcome.coordinator
+
+
+def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summary:
+    """The summary from the metrics and the coordinator's own counts."""
+    events = run.read_metrics()
+    left = [e for e in events if e["event"] == "left"]
+    checks = [e for e in events if e["event"] == "validation"]
+    last = checks[-1] if checks else {}
+    wall = max((e["time"] for e in left), default=0.0)
+    examples = sum(e["examples"] for e in left)
+    return Summary(
+        strategy=config.strategy_name,
+        learners=config.learner_range[1],
+        optimizer=config.optimizer.value,
+        seed=config.seed,
+        epochs=config.epochs,
+        examples=examples,
+        wall_s=wall,
+        examples_per_s=examples / wall if wall else 0.0,
+        data_wait_s=sum(e["data_wait_s"] for e in left),
+        train_logprob=last.get("train_logprob"),
+        validation_logprob=last.get("logprob"),
+        validation_accuracy=last.get("accuracy"),
+        minibatches=Minibatches(**outcome["minibatches"]),
+        rounds=outcome["rounds"],
+        bytes_sent=sum(e["bytes_sent"] for e in left),
+        staleness=Staleness(),
+        learners_lost=len(outcome["lost"]),
+        learners_joined=outcome["joined"] - config.learner_range[1],
+        ended="finished" if outcome["over"] else "early",
+    )

@@ -1,0 +1,184 @@
+"""One learner of ``unisono train``: ``python -m unisono.training.worker RUN``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import nn
+from torch.nn import functional
+
+from unisono.config import Config, DeviceChoice, OptimizerChoice
+from unisono.coordinator.client import Abandoned
+from unisono.data import FrameSource, Part, Prep
+from unisono.events import UserError
+from unisono.learner.learner import Learner
+from unisono.models import build
+from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.strategies.registry import make
+from unisono.training.launch import ABANDONED
+from unisono.training.validation import Score, score
+
+
+def choose_device(config: Config, number: int) -> torch.device:
+    """The learner's device; learners share the GPUs in turn."""
+    if config.device is DeviceChoice.CPU:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", number % torch.cuda.device_count())
+    if config.device is DeviceChoice.CUDA:
+        raise UserError("device is cuda, but torch finds no GPU here; use --set device=cpu")
+    return torch.device("cpu")
+
+
+def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """The optimizer that the configuration names."""
+    decay = config.rate.weight_decay
+    if config.optimizer is OptimizerChoice.SGD:
+        momentum = config.rate.momentum
+        return torch.optim.SGD(
+            model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
+        )
+    if config.optimizer is OptimizerChoice.ADAMW:
+        return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
+    raise UserError("optimizer ng-sgd is not there yet; choose sgd or adamw")
+
+
+def first_rate(config: Config, learners: int) -> float:
+    """The learning rate at the start, with the strategy's rule."""
+    strategy = make(config.strategy_name, config.agreement)
+    scaled = config.rate.scaled and config.optimizer is not OptimizerChoice.ADAMW
+    return config.start_rate * (strategy.rate_factor(learners) if scaled else 1.0)
+
+
+class Worker:
+    """Trains the model of a run's configuration, as one of its learners."""
+
+    def __init__(self, run: RunDirectory, *, resume: bool) -> None:
+        self._run = run
+        self._resume = resume
+        self._config = run.read_config()
+        learners = self._config.learner_range[1]
+        torch.set_num_threads(self._config.threads_per_learner(os.cpu_count() or 1))
+        self._device = choose_device(self._config, 0)
+        self._prep = Prep.open(Path(self._config.prep))
+        self._train = self._source(Part.TRAIN)
+        self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
+        network = self._config.network
+        self._shape = {
+            "inputs": self._train.dimension,
+            "outputs": self._prep.header.states,
+            "hidden": network.hidden,
+            "dropout": network.dropout,
+            "batch_norm": network.batch_norm,
+        }
+        model = build(self._config.model, seed=self._config.seed, **self._shape)
+        self._model = model.to(self._device)
+        torch.manual_seed(self._config.seed)
+        self._rate = first_rate(self._config, learners)
+
+    def run(self) -> None:
+        """Trains to the end; the learner that leads writes the model."""
+        config = self._config
+        optimizer = make_optimizer(config, self._model, self._rate)
+        strategy = make(config.strategy_name, config.agreement)
+        every = config.validation.every or len(self._train)
+        with Learner(
+            self._model,
+            optimizer,
+            strategy,
+            seed=config.seed,
+            prefetch=config.prefetch,
+            checkpoints=self._run.checkpoints,
+            checkpoint_every=config.checkpoint.every,
+            keep=config.checkpoint.keep,
+            resume=self._resume,
+        ) as learner:
+            torch.manual_seed(config.seed * 1000 + learner.number)
+            self._announce(learner)
+            for x, y in learner.draw(self._train, config.epochs, config.minibatch):
+                for group in optimizer.param_groups:
+                    group["lr"] = self._rate * config.rate.end**learner.progress
+                x, y = x.to(self._device), y.to(self._device)
+                learner.step(functional.cross_entropy(self._model(x), y))
+                if self._heldout is not None and learner.every(examples=every):
+                    self._validate(learner)
+            self._end(learner)
+
+    def _source(self, part: Part) -> FrameSource:
+        device = self._device if self._device.type == "cuda" else None
+        return FrameSource(self._prep, part, context=self._config.network.context, device=device)
+
+    def _announce(self, learner: Learner) -> None:
+        if learner.number == 0:
+            for line in [*learner.describe(), f"rate      {self._rate:g} at the start"]:
+                print(line, flush=True)
+
+    def _validate(self, learner: Learner) -> Score:
+        assert self._heldout is not None
+        frames = self._config.validation.examples
+        with learner.consensus() as model:
+            heldout = score(model, self._heldout, frames, self._device)
+            train = score(model, self._train, frames, self._device)
+        seen = int(learner.progress * self._config.epochs * len(self._train))
+        learner.event(
+            "validation",
+            global_examples=seen,
+            logprob=heldout.logprob,
+            accuracy=heldout.accuracy,
+            train_logprob=train.logprob,
+        )
+        print(
+            f"{100 * learner.progress:5.1f}%  held out: log-prob {heldout.logprob:.4f}, "
+            f"accuracy {100 * heldout.accuracy:.2f}%; train: log-prob {train.logprob:.4f}",
+            flush=True,
+        )
+        return heldout
+
+    def _end(self, learner: Learner) -> None:
+        totals = {
+            "examples": learner.meter.examples,
+            "data_wait_s": learner.meter.data_wait_s,
+            "round_wait_s": learner.meter.round_wait_s,
+            "bytes_sent": learner.bytes_sent,
+            "rounds": learner.rounds,
+        }
+        learner.event("left", **totals)
+        if learner.leads:
+            if self._heldout is not None:
+                self._validate(learner)
+            with learner.consensus() as model:
+                tensors = {name: t.contiguous() for name, t in model.state_dict().items()}
+                write_atomically(self._run.model, save(tensors))
+            description = {
+                "model": self._config.model,
+                **self._shape,
+                "context": self._config.network.context,
+                "prep": self._prep.fingerprint,
+            }
+            write_atomically(self._run.model_description, json.dumps(description).encode())
+
+
+def main() -> None:
+    """Runs as a process of its own; errors are one line where they can be."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    options = parser.parse_args()
+    try:
+        Worker(RunDirectory.open(options.run), resume=options.resume).run()
+    except Abandoned as abandoned:
+        print(f"unisono: stopped, because {abandoned.who} failed", file=sys.stderr)
+        sys.exit(ABANDONED)
+    except UserError as error:
+        print(f"unisono: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
