@@ -19,6 +19,7 @@ from unisono.fabric import Cancelled
 from unisono.learner.feed import Feed, as_batches
 from unisono.learner.guard import Guard
 from unisono.learner.keeper import Keeper, Stateful
+from unisono.learner.log import Log
 from unisono.learner.meter import Meter
 from unisono.learner.optimizers import Optimizers
 from unisono.learner.plan import Minibatch
@@ -44,6 +45,7 @@ class Learner:
         keep: how many checkpoints stay.
         resume: go on from the newest checkpoint, if there is one.
         also: other objects whose state belongs into a checkpoint: schedulers, a GradScaler.
+        log: a file for what this learner trained and saw agreed, one JSON line each.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Learner:
         keep: int = 2,
         resume: bool = False,
         also: Mapping[str, Stateful] | None = None,
+        log: Path | str | None = None,
     ) -> None:
         self._site = find_site()
         self.number = self._site.number
@@ -82,6 +85,7 @@ class Learner:
         self._checkpoint_every = checkpoint_every
         self._keep = keep
         self._resume = resume
+        self._log = None if log is None else Log(Path(log))
         self._strategy_state: Parcel | None = None
         self._incarnation = 0
         self._session: Session[Any] | None = None
@@ -118,6 +122,8 @@ class Learner:
         finally:
             self._session = None
             self._site.close()
+            if self._log is not None:
+                self._log.close()
         if isinstance(error, Cancelled) and reason is not None:
             raise reason
 
@@ -264,7 +270,13 @@ class Learner:
         fabric = self._site.node(address_at(self._site, self._incarnation))
         fabric.keep_random_state()
         self._session = Session(
-            fabric, self.strategy, self._storage, self._optimizers, task, timeout=self._site.timeout
+            fabric,
+            self.strategy,
+            self._storage,
+            self._optimizers,
+            task,
+            timeout=self._site.timeout,
+            log=self._log,
         )
         if self._strategy_state is not None:
             self._session.participant.restore(self._strategy_state)
@@ -281,6 +293,7 @@ class Learner:
                 found = session.stepper.next()
                 if found is None:
                     session.stepper.finish()
+                    self._furthest = task.total
                     self._report_progress()
                 return found
             session.fabric.close()

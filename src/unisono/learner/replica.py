@@ -79,12 +79,18 @@ class LearnerReplica:
     """
 
     def __init__(
-        self, storage: Storage, optimizers: OptimizerAccess, fabric: Fabric, client: Client
+        self,
+        storage: Storage,
+        optimizers: OptimizerAccess,
+        fabric: Fabric,
+        client: Client,
+        log: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.fabric = fabric
         self.client = client
         self._storage = storage
         self._optimizers = optimizers
+        self._log = log
         self._lock = fabric.lock()
         self._pending: Vector | None = None
         self._pending_is_read = False
@@ -182,6 +188,11 @@ class LearnerReplica:
     def event(self, name: str, **fields: Any) -> None:
         """A line for the metrics."""
         self.client.event(name, learner=self.fabric.address.number, **fields)
+
+    def record(self, **fields: Any) -> None:
+        """A line for the learner's own log."""
+        if self._log is not None:
+            self._log({"who": str(self.fabric.address), **fields})
 
     def _begin_read(self) -> Callable[[], Vector]:
         """Fixes the instant of a snapshot; the copy may go on after the lock is free."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from unisono.coordinator.client import Client
 from unisono.events import UserError
@@ -52,10 +52,11 @@ class Session(Generic[T]):
         *,
         timeout: float,
         heartbeats: bool = True,
+        log: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.fabric = fabric
         self.client = Client(fabric, timeout, heartbeats=heartbeats)
-        self.replica = LearnerReplica(storage, optimizers, fabric, self.client)
+        self.replica = LearnerReplica(storage, optimizers, fabric, self.client, log)
         self.participant: Participant = strategy.participant(self.replica)
         self.participant.rounds = task.agreement
         self._strategy = strategy

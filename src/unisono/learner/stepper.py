@@ -99,6 +99,7 @@ class Stepper(Generic[T]):
     def update_done(self) -> None:
         """The optimizer has stepped on all open minibatches."""
         work, self._open, self._has_open = self._open, Work(), False
+        self._replica.record(trained=work.note())
         self._replica.end_update(work)
         self._participant.after_update()
         self._end_part()
@@ -107,6 +108,7 @@ class Stepper(Generic[T]):
         """The open minibatches will not be stepped on; says how many there were."""
         work, self._open, self._has_open = self._open, Work(), False
         if work.ranges:
+            self._replica.record(skipped=work.note())
             self._replica.client.tell("skip", ranges=work.note())
         return sum(stop - start for start, stop in work.ranges)
 

@@ -245,6 +245,7 @@ class AgreeingParticipant(Participant):
 
     def _note(self, number: int, notes: dict[str, list[list[int]]]) -> None:
         self._last_notes = notes
+        self.replica.record(agreement=number, notes=notes)
         merged = {} if self._unreported is None else self._unreported[1]
         for owner, ranges in notes.items():
             merged.setdefault(owner, []).extend(ranges)

@@ -136,6 +136,10 @@ class Replica(Protocol):
         """A line for the metrics."""
         ...
 
+    def record(self, **fields: Any) -> None:
+        """A line for the learner's own log, from which coverage can be rebuilt."""
+        ...
+
 
 class Participant:
     """One learner's part in a strategy. The hooks do nothing unless a strategy overrides them."""

@@ -38,6 +38,7 @@ class SoloParticipant(Participant):
     def _settle(self) -> None:
         if self._unsettled.ranges:
             self.client.tell("settle", ranges=self._unsettled.note())
+            self.replica.record(settled=self._unsettled.note())
             self._unsettled = Work()
 
 

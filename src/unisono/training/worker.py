@@ -18,6 +18,7 @@ from unisono.coordinator.client import Abandoned
 from unisono.data import FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.learner.learner import Learner
+from unisono.learner.site import LEARNER
 from unisono.models import build
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.strategies.registry import make
@@ -98,6 +99,7 @@ class Worker:
             checkpoint_every=config.checkpoint.every,
             keep=config.checkpoint.keep,
             resume=self._resume,
+            log=self._run.log(int(os.environ.get(LEARNER, "0"))),
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner)
@@ -106,7 +108,8 @@ class Worker:
                     group["lr"] = self._rate * config.rate.end**learner.progress
                 x, y = x.to(self._device), y.to(self._device)
                 learner.step(functional.cross_entropy(self._model(x), y))
-                if self._heldout is not None and learner.every(examples=every):
+                due = learner.every(examples=every) and learner.progress < 1
+                if self._heldout is not None and due:
                     self._validate(learner)
             self._end(learner)
 
