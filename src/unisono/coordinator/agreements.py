@@ -81,6 +81,10 @@ class Agreements:
         if notes:
             self._notes.append((number, notes))
 
+    def has_completed(self, who: Address, number: int) -> bool:
+        """Whether this member has the result of an agreement."""
+        return self._done.get(who, 0) > number
+
     def stand(self, who: Address, number: int, request: dict[str, Any]) -> None:
         """Agreement ``number`` broke for this member; all before are complete at it."""
         self._done[who] = max(self._done.get(who, 0), number)
@@ -95,6 +99,9 @@ class Agreements:
             alive = [a for a in participants if a in living]
             if any(self._done.get(a, 0) <= self.resolved for a in alive):
                 break
+            if not any(self._done.get(a, 0) > self.resolved for a in living):
+                # Only the dead had seen it: what went into it is not settled.
+                self._notes = [n for n in self._notes if n[0] != self.resolved]
             self.resolved += 1
             self._supplies = self.supplies
         ready = [notes for number, notes in self._notes if number < self.resolved]

@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.coordinator.service import BEATS, PATIENCE, PORT
 from unisono.fabric.address import COORDINATOR
-from unisono.fabric.base import Body, Fabric, Gone, View
+from unisono.fabric.base import Body, Cancelled, Fabric, Gone, View
 
 
 class Refused(Exception):  # noqa: N818
@@ -68,7 +68,7 @@ class Client:
         """Sends a line for the metrics; it may be lost."""
         try:
             self._fabric.send(COORDINATOR, PORT, {"kind": "event", "event": name, **fields})
-        except Gone:
+        except (Gone, Cancelled):
             return
 
     def _try(self, body: dict[str, Any]) -> bool:

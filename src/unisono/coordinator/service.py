@@ -63,6 +63,7 @@ class Service:
             operations += self._give_up_orphans()
             outputs: list[Output] = []
             for operation in operations:
+                self._tell_of(operation)
                 outputs += self.state.apply(operation)
             if operations:
                 self._journal.append(operations)
@@ -117,6 +118,9 @@ class Service:
         if kind == "join" and self.state.may_join(sender):
             body["who"] = str(sender)
             self._note_member(body)
+        elif kind == "alive" and self.state.may_join(sender):
+            if sender not in self.state.learners:
+                return None  # Its request to join is on the way.
         elif sender not in self.state.learners:
             self._fabric.meet(Member(sender, body.get("endpoint", "")))
             self._send(Output(sender, "control", {"kind": "refused"}))
@@ -125,14 +129,34 @@ class Service:
         self._flush(sender)
         return None if kind == "alive" else {**body, "who": str(sender)}
 
+    def _tell_of(self, operation: dict[str, Any]) -> None:
+        """Lets the metrics know who comes and who goes."""
+        name = {"lost": "lost", "join": "joined", "leave": "leaves"}.get(operation["kind"])
+        who = Address.parse(operation["who"])
+        if name is not None and (who in self.state.learners) == (name != "joined"):
+            event = {"event": name, "learner": who.number, "who": str(who)}
+            event["reason"] = operation.get("reason", "")
+            self._sink({**event, "time": self._fabric.now() - self._began})
+
     def _note_member(self, operation: dict[str, Any]) -> None:
         if operation["kind"] == "join":
             address = Address.parse(operation["who"])
             self._fabric.meet(Member(address, operation["endpoint"]))
 
     def _find_silent(self) -> list[dict[str, Any]]:
-        late = self._fabric.now() - self._timeout
+        """Those to be declared dead; the last that has the model is waited for longer.
+
+        Nobody could go on without it, so its death would end the run; paused or cut off, it may
+        come back, and goes on where it was.
+        """
+        now = self._fabric.now()
+        late = now - self._timeout
         silent = [a for a in self.state.learners if self._seen.get(a, late + 1) < late]
+        keepers = self.state.keepers
+        if keepers and set(keepers) <= set(silent):
+            last = max(keepers, key=lambda a: self._seen[a])
+            if now - self._seen[last] < PATIENCE * self._timeout:
+                silent.remove(last)
         reason = f"silent for {self._timeout:g} s"
         return [{"kind": "lost", "who": str(a), "reason": reason} for a in silent]
 

@@ -55,7 +55,7 @@ class State:
         self._drawing = False
         self._deals: list[Deal] = []
         self._welcomed: set[Address] = set()
-        self._holders: set[Address] = set()
+        self._trained_before: set[Address] = set()
         self._entering: dict[Address, dict[str, Any]] = {}
         self._asked_welcome: dict[Address, Address] = {}
         self._leaving: dict[Address, dict[str, Any]] = {}
@@ -83,8 +83,12 @@ class State:
         who = Address.parse(operation["who"])
         sequence = operation.get("sequence")
         if sequence is not None:
-            if sequence <= self._sequence.get(who, -1):
+            last = self._sequence.get(who, -1)
+            if sequence <= last:
                 return self._repeat(who, operation)
+            if sequence > last + 1:
+                # It has overtaken what the last coordinator lost; all is sent again, in order.
+                return []
             self._sequence[who] = sequence
         handler = getattr(self, "_on_" + operation["kind"])
         handler(who, operation)
@@ -163,6 +167,8 @@ class State:
     def _remove(self, who: Address) -> None:
         self._set_members(tuple(m for m in self.view.members if m.address != who))
         self._limbo.add(who)
+        if who in self.pool.held:
+            self._trained_before.add(who._replace(incarnation=0))
         self._welcomed.discard(who)
         self._entering.pop(who, None)
         self._idle.discard(who)
@@ -216,26 +222,47 @@ class State:
     def _let_in(self, who: Address) -> None:
         """Drawn: the learner has the run's parameters."""
         self._welcomed.add(who)
-        self._holders.add(who._replace(incarnation=0))
         self.agreements.enter(who)
+
+    @property
+    def keepers(self) -> list[Address]:
+        """The living learners that have the run's parameters.
+
+        Dealt: the members of the last deal; its newcomers once they have completed a round, or if
+        nobody else is left.
+        """
+        if self.job is not None and self.job.division == "drawn":
+            return [a for a in self.learners if a in self._welcomed]
+        if not self._deals:
+            return []
+        deal = self._deals[-1]
+        members = [a for a in self.learners if a in deal.members]
+        sure = [
+            a
+            for a in members
+            if a not in deal.newcomers or self.agreements.has_completed(a, deal.first)
+        ]
+        return sure or members
 
     def _first_sponsor(self, candidates: Sequence[Address]) -> Address | None:
         """Who may begin with its own parameters when nobody living has the run's.
 
-        Before anything is settled the first learner; later only one that had them in an earlier
-        life. A stranger would begin from nothing, and what is settled would be lost unseen.
+        Only before anything is settled: later, what is settled would be lost unseen. And only a
+        learner that has not trained in an earlier life: what it trained then was returned, and
+        would come in twice.
         """
-        if not self._holders or self.pool.counts.settled == 0:
-            return self.learners[0] if self.learners[0] in candidates else None
-        back = [a for a in candidates if a._replace(incarnation=0) in self._holders]
-        return min(back, default=None)
+        if self.pool.counts.settled:
+            return None
+        fresh = [a for a in self.learners if a._replace(incarnation=0) not in self._trained_before]
+        first = min(fresh, default=None)
+        return first if first in candidates else None
 
     @property
     def orphaned(self) -> bool:
-        """Whether there are learners, and none of them has the run's parameters."""
-        if not self.learners or not self.pool.counts.settled or self.pool.over:
+        """Whether there are learners, and none of them has the run's parameters or may begin."""
+        if not self.learners or not self.started or self.pool.over or self.keepers:
             return False
-        return not any(a._replace(incarnation=0) in self._holders for a in self.learners)
+        return self._first_sponsor(self.learners) is None
 
     # What follows.
 
@@ -336,7 +363,6 @@ class State:
         sponsor = old[0] if old else self._first_sponsor(newcomers)
         if sponsor is None:
             return
-        self._holders.update(a._replace(incarnation=0) for a in self.learners)
         first = self._deals[-1].first + self._deals[-1].rounds if self._deals else None
         deal = self.pool.deal(
             len(self._deals),

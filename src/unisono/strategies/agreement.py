@@ -82,7 +82,9 @@ class AgreeingParticipant(Participant):
         if deal is None:
             return self._enter_drawn()
         self._members = list(deal.members)
-        if me == deal.sponsor:
+        if me == deal.sponsor and deal.newcomers:
+            # If this one dies now, the newcomers' model holds what it has not reported yet.
+            self.flush()
             for newcomer in deal.newcomers:
                 self._send_state(newcomer)
         elif me in deal.newcomers:
@@ -276,4 +278,5 @@ class AgreeingParticipant(Participant):
         parcel = receive_parcel(self.fabric, sponsor)
         self.rounds = parcel.plain["rounds"]
         self._excluded = {Address.parse(a) for a in parcel.plain["excluded"]}
-        self.load_state(parcel)
+        # What the sponsor has trained since the last agreement is its own to bring, and only once.
+        self.restore(parcel)

@@ -47,9 +47,11 @@ class AllReduceParticipant(AgreeingParticipant):
         self.replica.take_work()
 
     def contribute(self) -> Contribution:
-        """The gradients of this step."""
+        """The gradients of this step; a stand-in's are nothing, also where all are stand-ins."""
         assert self._gradient is not None
         work, self._work = self._work, Work()
+        if work.examples == 0:
+            self._gradient.scale(0.0)
         return Contribution(self._gradient, work)
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:

@@ -189,7 +189,7 @@ class Participant:
         """The inverse of ``state``."""
 
     def restore(self, parcel: Parcel) -> None:
-        """As ``load_state``, from a checkpoint: the learner's parameters may have to follow."""
+        """As ``load_state``, from a checkpoint or a sponsor: the parameters may have to follow."""
         self.load_state(parcel)
 
     def take_checkpoint(self) -> tuple[int, Parcel] | None:

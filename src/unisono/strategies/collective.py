@@ -25,7 +25,10 @@ class Aborted(Exception):  # noqa: N818
 
 
 class Collective:
-    """Collectives of one member, one after the other. ``tag`` names one attempt at one of them."""
+    """Collectives of one member, one after the other.
+
+    ``tag`` is the number of a collective, and of the attempt at it.
+    """
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -89,11 +92,13 @@ class Collective:
             if message.body["tag"] > tag:
                 self._early.setdefault(member, []).insert(0, message)
                 raise Aborted
-            if message.body["tag"] == tag:
-                if "abort" in message.body:
-                    raise Aborted
-                if message.body["step"] == step:
-                    return message
+            given_up = "abort" in message.body
+            # One that gave an earlier collective up cannot come to this one before it has been
+            # helped over that, perhaps by this very member.
+            if given_up and (message.body["tag"] == tag or message.body["tag"][0] < tag[0]):
+                raise Aborted
+            if message.body["tag"] == tag and message.body["step"] == step:
+                return message
             message.release()
 
     def _abort(self, members: Sequence[Address], tag: list[int]) -> None:

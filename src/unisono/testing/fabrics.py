@@ -7,12 +7,12 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from unisono.fabric import COORDINATOR, Address, Cancelled, Fabric, Member, View
+from unisono.fabric import COORDINATOR, Address, Cancelled, Member, View
 from unisono.fabric.kernel import Kernel, Network
 from unisono.fabric.local import Host, LocalNode
 from unisono.fabric.schedules import Schedule, Timed
@@ -20,20 +20,25 @@ from unisono.fabric.simulated import SimulatedNode
 from unisono.testing.conformance.stage import Ability, Case
 from unisono.testing.processes import Parent, Processes
 
+LIMIT = 30.0
+"""Real seconds after which a case has hung."""
+
 
 class Setup(Protocol):
-    """Brings the players of a case on, and raises if the case fails or does not end."""
+    """Brings the players of a case on; raises if the case fails or does not end."""
 
-    abilities: frozenset[Ability]
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What it can do to the players."""
+        ...
 
     def run(self, case: Case) -> None:
         """Stages the case once."""
         ...
 
 
-def _view(endpoints: Mapping[Address, str]) -> View:
-    members = (Member(a, e) for a, e in endpoints.items() if a != COORDINATOR)
-    return View(1, tuple(members))
+def _view(members: Iterable[Member]) -> View:
+    return View(1, tuple(m for m in members if m.address != COORDINATOR))
 
 
 class Simulated:
@@ -45,7 +50,7 @@ class Simulated:
         self._schedule = schedule
 
     def run(self, case: Case) -> None:
-        """Runs until every player has ended; raises ``Stuck`` if they do not."""
+        """Stages the case; ``Stuck`` says who waits where."""
         kernel = Kernel(schedule=self._schedule(), network=Network(latency=0.001), limit=1e4)
         play = _SimulatedPlay(kernel, case)
         for address in case.players:
@@ -54,26 +59,255 @@ class Simulated:
 
 
 class _SimulatedPlay:
-    """Is the stage of every player at once: a greenlet may do all that the kernel can do."""
-
     def __init__(self, kernel: Kernel, case: Case) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
+        self.view = _view(Member(address, f"sim:{address}") for address in case.players)
         self._case = case
-        self._lives: dict[Address, int] = {}
-        self.view = _view({address: f"sim:{address}" for address in case.players})
-        self.kill = kernel.kill
-        self.pause, self.resume = kernel.pause, kernel.resume
-        self.cut, self.heal = kernel.cut, kernel.heal
+        self._lives: Counter[Address] = Counter()
 
     def start(self, address: Address) -> Member:
-        node = SimulatedNode(self._kernel, address)
-        stage = _SimulatedStage(self, self._lives.get(address, 0))
-        self._lives[address] = stage.life + 1
-        node.set_members(self.view)
+        node = SimulatedNode(self.kernel, address)
+        stage = _SimulatedStage(self, self._lives[address])
+        self._lives[address] += 1
 
         def main() -> None:
+            node.set_members(self.view)
             self._case.play(node, stage)
             node.close()
 
-        self._kernel.main(node, main)
+        self.kernel.main(node, main)
         return Member(address, node.endpoint)
+
+
+class _SimulatedStage:
+    """A greenlet may itself do all that the kernel can."""
+
+    def __init__(self, play: _SimulatedPlay, life: int) -> None:
+        self.life = life
+        self.view = play.view
+        self.start = play.start
+        self.kill = play.kernel.kill
+        self.pause, self.resume = play.kernel.pause, play.kernel.resume
+        self.cut, self.heal = play.kernel.cut, play.kernel.heal
+
+
+class Threads:
+    """Threads of this process: all nodes on one host without sockets, or each on its own with."""
+
+    def __init__(self, *, sockets: bool) -> None:
+        self._sockets = sockets
+        self.abilities = frozenset([Ability.RETURN] if sockets else [])
+
+    def run(self, case: Case) -> None:
+        """Stages the case; who hangs is named with its stack."""
+        with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+            play = _ThreadedPlay(case, Path(folder) if self._sockets else None)
+            try:
+                play.run()
+            finally:
+                play.close()
+
+
+class _ThreadedPlay:
+    """Is its players' stage; here a killed player is one that is closed in the middle."""
+
+    def __init__(self, case: Case, directory: Path | None) -> None:
+        self._case = case
+        self._directory = directory
+        self._alone = Host() if directory is None else None
+        self._nodes: dict[Address, tuple[Host, LocalNode]] = {}
+        self._threads: list[threading.Thread] = []
+        self._lives: Counter[Address] = Counter()
+        self._first_error: BaseException | None = None
+        self.view = _view(self._make(address) for address in case.players)
+
+    def run(self) -> None:
+        for address in self._case.players:
+            self._begin(address)
+        deadline = time.monotonic() + LIMIT
+        while living := [thread for thread in self._threads if thread.is_alive()]:
+            living[0].join(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() > deadline:
+                self._fail(TimeoutError(_report_hung(living)))
+                break
+        if self._first_error is not None:
+            raise self._first_error
+
+    def close(self) -> None:
+        for address in list(self._nodes):
+            self.kill(address)
+
+    def kill(self, address: Address) -> None:
+        host, node = self._nodes.pop(address)
+        if host is self._alone:
+            node.close()
+        else:
+            host.close()
+
+    def start(self, address: Address) -> Member:
+        member = self._make(address)
+        self._begin(address)
+        return member
+
+    def _make(self, address: Address) -> Member:
+        host = self._alone or Host(self._directory, f"{address}.sock")
+        coordinator = f"unix:{self._directory}/{COORDINATOR}.sock" if self._directory else ""
+        seeks = COORDINATOR in self._case.players and address != COORDINATOR
+        node = host.node(address, coordinator if seeks else "")
+        self._nodes[address] = host, node
+        return Member(address, node.endpoint)
+
+    def _begin(self, address: Address) -> None:
+        _, node = self._nodes[address]
+        stage = _ThreadedStage(self, self._lives[address])
+        self._lives[address] += 1
+
+        def main() -> None:
+            try:
+                node.set_members(self.view)
+                self._case.play(node, stage)
+            except BaseException as error:
+                killed = self._nodes.get(address, (None, None))[1] is not node
+                if not (killed and isinstance(error, Cancelled)):
+                    self._fail(error)
+            if self._nodes.get(address, (None, None))[1] is node:
+                self.kill(address)
+
+        thread = threading.Thread(target=main, name=f"play of {address}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _fail(self, error: BaseException) -> None:
+        self._first_error = self._first_error or error
+        for _, node in list(self._nodes.values()):
+            node.cancel(error)
+
+
+class _ThreadedStage:
+    def __init__(self, play: _ThreadedPlay, life: int) -> None:
+        self.life = life
+        self.view = play.view
+        self.start = play.start
+        self.kill = play.kill
+
+    def pause(self, address: Address) -> None:
+        raise NotImplementedError
+
+    def cut(self, a: Address, b: Address) -> None:
+        raise NotImplementedError
+
+    resume = pause
+    heal = cut
+
+
+def _report_hung(threads: Iterable[threading.Thread]) -> str:
+    frames = sys._current_frames()
+    lines = [f"not over after {LIMIT:g} s"]
+    for thread in threads:
+        if thread.ident in frames:
+            lines.append(f"{thread.name} hung:\n")
+            lines += traceback.format_stack(frames[thread.ident])
+    return "".join(lines)
+
+
+class RealProcesses:
+    """A process for each player; killed with SIGKILL, paused with SIGSTOP."""
+
+    abilities = frozenset([Ability.PAUSE, Ability.RETURN])
+
+    def run(self, case: Case) -> None:
+        """Stages the case; ``ProcessesFailed`` says who failed, died or hung."""
+        with Processes(LIMIT) as processes:
+            play = _ProcessesPlay(processes, case)
+            for address in case.players:
+                play.start(address)
+            processes.wait()
+
+
+class _ProcessesPlay:
+    """The parent's side: does what the players ask for."""
+
+    def __init__(self, processes: Processes, case: Case) -> None:
+        self._processes = processes
+        self._case = case
+        self._view = _view(self._member(address) for address in case.players)
+        self._lives: Counter[Address] = Counter()
+        self._awaited = set(case.players)
+
+    def start(self, address: Address, then: Callable[[], None] = lambda: None) -> None:
+        life = self._lives[address]
+        self._lives[address] += 1
+        self._processes.start(
+            str(address),
+            _play,
+            *(self._case, address, life, self._view, self._processes.directory),
+            serve=lambda request: self._serve(address, then, *request),
+        )
+
+    def _member(self, address: Address) -> Member:
+        return Member(address, f"unix:{self._processes.directory}/{address}.sock")
+
+    def _serve(
+        self, asker: Address, then: Callable[[], None], what: str, whom: Address | None = None
+    ) -> None:
+        answer = lambda: self._processes.answer(str(asker), None)  # noqa: E731
+        if what == "ready":
+            self._ready(asker, then)
+        elif what == "start":
+            assert whom is not None
+            self.start(whom, answer)
+        else:
+            getattr(self._processes, what)(str(whom))
+            answer()
+
+    def _ready(self, address: Address, then: Callable[[], None]) -> None:
+        """All players of the beginning start together; a later one when it is there."""
+        if not self._awaited:
+            self._processes.answer(str(address), None)
+            then()
+            return
+        self._awaited.remove(address)
+        if not self._awaited:
+            for player in self._case.players:
+                self._processes.answer(str(player), None)
+
+
+class _ProcessStage:
+    """A player's side: asks the parent."""
+
+    def __init__(self, parent: Parent, directory: Path, life: int, view: View) -> None:
+        self.life = life
+        self.view = view
+        self._parent = parent
+        self._directory = directory
+
+    def kill(self, address: Address) -> None:
+        self._parent.ask(("kill", address))
+
+    def pause(self, address: Address) -> None:
+        self._parent.ask(("pause", address))
+
+    def resume(self, address: Address) -> None:
+        self._parent.ask(("resume", address))
+
+    def start(self, address: Address) -> Member:
+        self._parent.ask(("start", address))
+        return Member(address, f"unix:{self._directory}/{address}.sock")
+
+    def cut(self, a: Address, b: Address) -> None:
+        raise NotImplementedError
+
+    heal = cut
+
+
+def _play(
+    parent: Parent, case: Case, address: Address, life: int, view: View, directory: Path
+) -> None:
+    """What a player's process does."""
+    host = Host(directory, f"{address}.sock")
+    seeks = COORDINATOR in case.players and address != COORDINATOR
+    node = host.node(address, f"unix:{directory}/{COORDINATOR}.sock" if seeks else "")
+    node.set_members(view)
+    parent.ask(("ready",))
+    case.play(node, _ProcessStage(parent, directory, life, view))
+    host.close()

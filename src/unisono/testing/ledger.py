@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.coordinator.client import Client
-from unisono.fabric import Fabric, TensorVector, Vector
+from unisono.fabric import TensorVector, Vector
 from unisono.pool.ranges import Range
-from unisono.strategies.base import (
-    Parcel,
-    Participant,
-    Replica,
-    Snapshot,
-    Strategy,
-    Terms,
-    Work,
-)
+from unisono.strategies.base import Parcel, Participant, Replica, Snapshot, Strategy, Work
 
 Numbers = NDArray[np.float64]
 
@@ -109,15 +100,9 @@ class LedgerReplica:
         self.work = Work()
         """What the current gradient was computed on."""
 
-    @property
-    def fabric(self) -> Fabric:
-        """The learner's node."""
-        return self._replica.fabric
-
-    @property
-    def client(self) -> Client:
-        """The learner's side of the coordinator."""
-        return self._replica.client
+    def __getattr__(self, name: str) -> Any:
+        """All that is not written down is the replica's own."""
+        return getattr(self._replica, name)
 
     @property
     def _round(self) -> int:
@@ -141,10 +126,6 @@ class LedgerReplica:
         self._replica.replace(value)
         self._ledger.write(Kind.REPLACE, value, self._round)
 
-    def take_work(self) -> Work:
-        """As it is."""
-        return self._replica.take_work()
-
     def gradient(self) -> Vector:
         """Written down."""
         gradient = self._replica.gradient()
@@ -156,36 +137,15 @@ class LedgerReplica:
         self._replica.set_gradient(value)
         self._ledger.write(Kind.SET_GRADIENT, value, self._round)
 
-    def learning_rate(self) -> float:
-        """As it is."""
-        return self._replica.learning_rate()
-
-    def restart_optimizer(self) -> None:
-        """As it is."""
-        self._replica.restart_optimizer()
-
-    def export(self, *, optimizer: bool) -> Parcel:
-        """As it is."""
-        return self._replica.export(optimizer=optimizer)
-
     def take_over(self, parcel: Parcel) -> None:
         """Written down."""
         parameters = parcel.vectors["parameters"].copy()
         self._replica.take_over(parcel)
         self._ledger.write(Kind.BEGIN, parameters)
 
-    def event(self, name: str, **fields: Any) -> None:
-        """As it is."""
-        self._replica.event(name, **fields)
-
 
 class Ledgered:
     """A strategy whose participants see their learner through a ``LedgerReplica``."""
-
-    name: ClassVar[str] = "ledgered"
-    shares: ClassVar[str] = "as the strategy inside"
-    waits: ClassVar[str] = "as the strategy inside"
-    rate_rule: ClassVar[str] = "as the strategy inside"
 
     def __init__(self, strategy: Strategy, ledger: Ledger) -> None:
         self._strategy = strategy
@@ -195,13 +155,13 @@ class Ledgered:
     def __repr__(self) -> str:
         return repr(self._strategy)
 
-    def terms(self, batch_size: int) -> Terms:
-        """Those of the strategy inside."""
-        return self._strategy.terms(batch_size)
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is as the strategy has it."""
+        return getattr(self._strategy, name)
 
     def participant(self, replica: Replica) -> Participant:
         """That of the strategy inside."""
         self.replica = LedgerReplica(replica, self._ledger)
-        participant = self._strategy.participant(self.replica)
+        participant = self._strategy.participant(cast("Replica", self.replica))
         self.replica.participant = participant
         return participant

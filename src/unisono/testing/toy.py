@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -163,7 +164,7 @@ class ToyLearner:
         ledgered = Ledgered(self.strategy, ledger)
         self.session = Session(
             self.fabric,
-            ledgered,
+            cast("Strategy", ledgered),
             self.storage,
             ToyOptimizer(self.rate),
             self._task(),

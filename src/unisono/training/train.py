@@ -45,11 +45,13 @@ def check(config: Config) -> None:
         raise UserError("no prepared data: give the folder that `unisono prepare` made")
     if config.cluster:
         raise UserError("--cluster is not there yet; without it the learners run on this machine")
-    make(config.strategy_name, config.agreement)
+    strategy = make(config.strategy_name, config.agreement)
+    learners = config.learner_range[1]
+    if strategy.name == "solo" and learners > 1:
+        raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
     prep = Prep.open(Path(config.prep))
     frames = prep.frames_of(Part.TRAIN)
     minibatches = -(-frames // config.minibatch) * config.epochs
-    learners = config.learner_range[1]
     if minibatches < learners:
         raise UserError(
             f"{learners} learners and only {minibatches} minibatches: use fewer learners or "

@@ -1,0 +1,70 @@
+"""Coverage from the learners' own logs: an independent check of the coordinator's books.
+
+Each learner writes down what it trained, what it skipped, and what went into every agreement that
+it saw completed. From these lines alone: every position must be in exactly one agreement (or be
+skipped); what was trained more often was redone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class LogCoverage:
+    """What the logs of a run say about each position."""
+
+    trained: Counter[int] = field(default_factory=Counter)
+    shared: dict[int, set[int]] = field(default_factory=dict)
+    """The agreements that contain a position."""
+    kept: set[int] = field(default_factory=set)
+    """Positions that a learner alone settled or skipped."""
+
+    def problems(self, total: int) -> list[str]:
+        """What is wrong, in words; nothing if every position counts exactly once."""
+        found = []
+        for position in range(total):
+            agreements = self.shared.get(position, set())
+            if not agreements and position not in self.kept:
+                found.append(f"position {position} is in no completed agreement")
+            if len(agreements) > 1:
+                found.append(f"position {position} is in agreements {sorted(agreements)}")
+            if not self.trained[position] and position not in self.kept:
+                found.append(f"position {position} was never trained")
+        return found
+
+    @property
+    def redone(self) -> list[int]:
+        """Positions that were trained more than once."""
+        return sorted(p for p, count in self.trained.items() if count > 1)
+
+
+def read_logs(folder: Path) -> LogCoverage:
+    """Reads all logs in a folder; a torn last line is what a kill leaves, and is passed over."""
+    coverage = LogCoverage()
+    for path in sorted(folder.glob("*.log")):
+        for line in _lines(path):
+            for position in _positions(line.get("trained", [])):
+                coverage.trained[position] += 1
+            for position in _positions(line.get("settled", []) + line.get("skipped", [])):
+                coverage.kept.add(position)
+            for ranges in line.get("notes", {}).values():
+                for position in _positions(ranges):
+                    coverage.shared.setdefault(position, set()).add(line["agreement"])
+    return coverage
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    text = path.read_text()
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        yield json.loads(line)
+
+
+def _positions(ranges: list[list[int]]) -> Iterator[int]:
+    for start, stop in ranges:
+        yield from range(start, stop)

@@ -1,0 +1,167 @@
+"""What a user types, and the one line that answers when it is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unisono.cli.main import main
+from unisono.data import synthesise
+from unisono.learner import checkpoint
+from unisono.runs.summary import Summary
+
+Run = Callable[..., tuple[int, str, str]]
+
+QUICK = ["--set", "minibatch=64", "--set", "network.hidden=[32]", "--set", "epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def prep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "prep"
+    synthesise(
+        path,
+        speakers=6,
+        utterances_per_speaker=4,
+        frames_per_utterance=150,
+        states=12,
+        dimension=8,
+        seed=0,
+        noise=1.0,
+    )
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process: exit status, standard output, standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unisono", *[str(a) for a in arguments]])
+        status = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
+
+
+def is_one_line(text: str, *words: str) -> bool:
+    return text.count("\n") == 1 and text.startswith("unisono: ") and all(w in text for w in words)
+
+
+def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    status, text, error = run("train", prep, "--out", out, *QUICK)
+    assert (status, error) == (0, "")
+    for name in ("config.toml", "metrics.jsonl", "summary.json", "model.json", "report.html"):
+        assert (out / name).stat().st_size > 0
+    summary = Summary.from_json((out / "summary.json").read_text())
+    assert summary.strategy == "solo"
+    assert summary.minibatches.settled == summary.minibatches.leased > 0
+    assert summary.validation_accuracy is not None and summary.validation_accuracy > 0.3
+    assert "report:" in text
+
+
+def test_every_command_has_help(run: Run) -> None:
+    for command in ("demo", "prepare", "train", "launch", "bench", "report"):
+        status, text, _ = run(command, "--help")
+        assert status == 0
+        assert "Usage" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "NOWHERE"], ["NOWHERE"]),
+        (["train"], ["prepare"]),
+        (["train", "PREP", "--set", "rate.strat=1"], ["rate.strat", "rate.start"]),
+        (["train", "PREP", "--strategy", "averagin"], ["averagin", "'averaging'"]),
+        (["train", "PREP", "--set", "agreement.evry=1", "--strategy", "averaging"], ["evry"]),
+        (["train", "PREP", "--learners", "0"], ["learners"]),
+        (["train", "PREP", "--learners", "5000"], ["5000", "minibatches"]),
+        (["train", "PREP", "--model", "dmn"], ["dmn", "dnn"]),
+        (["train", "PREP", "--optimizer", "ng-sgd"], ["ng-sgd"]),
+        (["train", "PREP", "--cluster", "auto"], ["cluster"]),
+        (["train", "PREP", "--strategy", "solo", "--learners", "2"], ["solo", "2"]),
+        (["launch", "nowhere.py"], ["nowhere.py"]),
+        (["report", "NOWHERE"], ["NOWHERE"]),
+        (["prepare", "--frames", "NOWHERE", "--out", "OUT"], ["NOWHERE"]),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Run, prep: Path, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    places = {"PREP": str(prep), "NOWHERE": str(tmp_path / "NOWHERE"), "OUT": str(tmp_path / "o")}
+    arguments = [places.get(a, a) for a in arguments]
+    if arguments[0] == "train":
+        arguments += ["--out", str(tmp_path / "run")]
+    status, _, error = run(*arguments)
+    assert status == 2
+    assert is_one_line(error, *words), error
+
+
+def test_a_torn_prep_is_one_line(run: Run, prep: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    for file in prep.iterdir():
+        data = file.read_bytes()
+        (torn / file.name).write_bytes(data[:-100] if file.name == "frames.npy" else data)
+    status, _, error = run("train", torn, "--out", tmp_path / "run")
+    assert status == 2
+    assert is_one_line(error, "frames.npy"), error
+
+
+def test_an_out_that_exists_is_refused(run: Run, prep: Path, tmp_path: Path) -> None:
+    status, _, error = run("train", prep, "--out", tmp_path)
+    assert status == 2
+    assert is_one_line(error, str(tmp_path), "--resume"), error
+
+
+def test_a_loss_that_is_never_finite_is_one_line(run: Run, prep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    status, _, error = run("train", prep, "--out", out, *QUICK, "--set", "rate.start=1e30")
+    assert status == 2
+    assert is_one_line(error, "not finite", "learning rate"), error
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(
+    run: Run, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    real, calls = checkpoint.save_file, []
+
+    def save_file(*arguments: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    status, _, error = run("train", prep, "--out", out, *QUICK, "--set", "checkpoint.every=512")
+    assert status == 2
+    assert is_one_line(error, "No space left on device", "--resume"), error
+    assert len(list((out / "checkpoints").iterdir())) == 1
+    status, _, error = run("train", "--out", out, "--resume")
+    assert (status, error) == (0, "")
+    counts = json.loads((out / "summary.json").read_text())["minibatches"]
+    assert 0 < counts["settled"] < 48
+
+
+def test_report_of_two_runs(
+    run: Run, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        assert run("train", prep, "--out", name, *QUICK)[0] == 0
+    status, text, _ = run("report", "a", "b")
+    assert status == 0
+    assert "report.html" in text
+    assert "<svg" in (tmp_path / "report.html").read_text()

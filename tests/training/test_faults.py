@@ -1,0 +1,139 @@
+"""Real processes that are really killed, stopped and made to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import Command, lines_of, until
+
+from unisono.testing.logs import read_logs
+
+Start = Callable[..., Command]
+
+SLOW_TIMEOUT = 60.0
+"""So long that whatever happens soon was not found by silence."""
+
+
+def start_training(
+    start: Start, prep: Path, out: Path, division: str, *more: str, timeout: float = SLOW_TIMEOUT
+) -> Command:
+    return start(
+        "train", prep, "--out", out, "--learners", 3, "--epochs", 3,
+        "--set", f"agreement.division={division}", "--set", "agreement.every=512",
+        "--set", "minibatch=64", "--set", "network.hidden=[128]", "--set", "threads=1",
+        "--set", f"timeout_s={timeout}", *more,
+    )  # fmt: skip
+
+
+def summary_of(out: Path) -> dict[str, object]:
+    summary: dict[str, object] = json.loads((out / "summary.json").read_text())
+    return summary
+
+
+def check_coverage(out: Path, summary: dict[str, object]) -> list[int]:
+    """Every position in exactly one agreement, by the learners' own logs; returns the redone."""
+    counts = summary["minibatches"]
+    assert isinstance(counts, dict)
+    coverage = read_logs(out / "logs")
+    total = counts["settled"] + counts["skipped"]
+    assert coverage.problems(total) == []
+    assert counts["leased"] == counts["settled"] + counts["skipped"] + counts["returned"]
+    return coverage.redone
+
+
+@pytest.mark.parametrize("division", ["dealt", "drawn"])
+def test_the_rest_go_on_when_a_learner_is_killed(
+    start: Start, prep: Path, tmp_path: Path, division: str
+) -> None:
+    out = tmp_path / "run"
+    command = start_training(start, prep, out, division)
+    logs = [out / "logs" / f"learner-{n}.log" for n in range(3)]
+    until(lambda: lines_of(logs[1]) > 40, what="learner 1 to train")
+    os.kill(command.learner(1), signal.SIGKILL)
+    after = [lines_of(log) for log in logs]
+    killed = time.monotonic()
+    until(lambda: all(lines_of(logs[n]) > after[n] + 30 for n in (0, 2)), what="the rest to go on")
+    assert time.monotonic() - killed < SLOW_TIMEOUT / 2
+    assert command.wait() == 0, command.output()
+    summary = summary_of(out)
+    assert summary["learners_lost"] == 1
+    assert summary["ended"] == "finished"
+    redone = check_coverage(out, summary)
+    counts = summary["minibatches"]
+    assert isinstance(counts, dict)
+    assert counts["returned"] >= counts["redone"] > 0
+    assert len(redone) <= counts["redone"]
+    assert "learner 1 was lost (killed by SIGKILL); the others go on" in command.output()
+
+
+@pytest.mark.parametrize("division", ["dealt", "drawn"])
+def test_the_coordinator_comes_back(
+    start: Start, prep: Path, tmp_path: Path, division: str
+) -> None:
+    out = tmp_path / "run"
+    command = start_training(start, prep, out, division)
+    log = out / "logs" / "learner-0.log"
+    for lines in (40, 200):
+        until(lambda lines=lines: lines_of(log) > lines, what="learner 0 to train")
+        os.kill(command.children("unisono.training.coordinate")[0], signal.SIGKILL)
+    assert command.wait() == 0, command.output()
+    summary = summary_of(out)
+    assert summary["learners_lost"] == 0
+    assert check_coverage(out, summary) == []
+    assert command.output().count("coordinator killed by SIGKILL; started again") == 2
+
+
+@pytest.mark.parametrize("division", ["dealt", "drawn"])
+def test_a_stopped_learner_is_refused_and_rejoins(
+    start: Start, prep: Path, tmp_path: Path, division: str
+) -> None:
+    out = tmp_path / "run"
+    command = start_training(start, prep, out, division, timeout=1.0)
+    log = out / "logs" / "learner-2.log"
+    until(lambda: lines_of(log) > 40, what="learner 2 to train")
+    pid = command.learner(2)
+    os.kill(pid, signal.SIGSTOP)
+    metrics = out / "metrics.jsonl"
+    until(lambda: '"event":"lost"' in metrics.read_text(), what="learner 2 to be declared dead")
+    os.kill(pid, signal.SIGCONT)
+    assert command.wait() == 0, command.output()
+    summary = summary_of(out)
+    assert (summary["learners_lost"], summary["learners_joined"]) == (1, 1)
+    check_coverage(out, summary)
+    assert '"who":"learner-2.0#1"' in log.read_text()
+
+
+SCRIPT = """
+import sys, torch, unisono
+from torch.utils.data import TensorDataset
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(100_000, 4), torch.zeros(100_000, dtype=torch.long))
+with unisono.Learner(model, optimizer, sys.argv[1]) as learner:
+    for step, (x, y) in enumerate(learner.draw(data, epochs=50, batch_size=16)):
+        learner.step(torch.nn.functional.cross_entropy(model(x), y))
+        if step == 300 and learner.number == 1:
+            print("failing now", flush=True)
+            raise RuntimeError("a bug of learner 1")
+"""
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "averaging"])
+def test_an_exception_ends_the_run_everywhere(start: Start, tmp_path: Path, strategy: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = start("launch", "--learners", 3, "--timeout", SLOW_TIMEOUT, script, strategy)
+    until(lambda: "failing now" in command.output(), what="learner 1 to fail")
+    assert command.wait(5.0) == 2
+    output = command.output()
+    first = output.index("RuntimeError: a bug of learner 1")
+    assert "Traceback" in output[:first]
+    assert output.count("Traceback") == 1, output
+    assert output.count("stopped, because learner-1.0#0 failed") == 2
+    assert "unisono: learner 1 failed (exit status 1)" in output[first:]

@@ -1,0 +1,72 @@
+"""The same seed gives the same bytes: repeated, prefetched or not, stopped and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import Command, lines_of, until
+
+Start = Callable[..., Command]
+
+QUICK = [
+    "--set", "minibatch=64", "--set", "network.hidden=[64]", "--set", "network.dropout=0.1",
+    "--set", "threads=1", "--set", "validation.enabled=false", "--set", "agreement.every=512",
+]  # fmt: skip
+
+
+def train(start: Start, prep: Path, out: Path, *more: object, learners: int = 2) -> Command:
+    return start("train", prep, "--out", out, "--learners", learners, "--epochs", 2, *QUICK, *more)
+
+
+def finish(command: Command, out: Path) -> bytes:
+    assert command.wait() == 0, command.output()
+    return (out / "model.safetensors").read_bytes()
+
+
+def test_two_runs_of_one_seed_with_and_without_prefetch(
+    start: Start, prep: Path, tmp_path: Path
+) -> None:
+    models = []
+    for name, prefetch in (("a", 4), ("b", 0)):
+        out = tmp_path / name
+        command = train(start, prep, out, "--set", f"prefetch={prefetch}")
+        models.append(finish(command, out))
+    assert models[0] == models[1]
+    other = tmp_path / "c"
+    assert finish(train(start, prep, other, "--seed", 1), other) != models[0]
+
+
+@pytest.mark.parametrize("every", [4096, 0], ids=["mid-epoch", "epoch's end"])
+def test_a_killed_run_that_resumes_ends_with_the_same_bytes(
+    start: Start, prep: Path, tmp_path: Path, every: int
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    keep = ["--set", f"checkpoint.every={every}"]
+    expected = finish(train(start, prep, whole, *keep), whole)
+    command = train(start, prep, broken, *keep)
+    folder = broken / "checkpoints"
+    until(
+        lambda: folder.is_dir() and any(p.name.isdigit() for p in folder.iterdir()),
+        what="a checkpoint",
+    )
+    seen = lines_of(broken / "logs" / "learner-0.log")
+    until(lambda: lines_of(broken / "logs" / "learner-0.log") > seen + 10, what="some more steps")
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.wait()
+    assert not (broken / "model.safetensors").exists(), "the run was over before it was killed"
+    resumed = start("train", "--out", broken, "--resume")
+    assert finish(resumed, broken) == expected
+    # Once more, exactly from the end: nothing is left to train, and the model is the same.
+    again = start("train", "--out", broken, "--resume")
+    assert finish(again, broken) == expected
+
+
+def test_a_configuration_repeats_a_run(start: Start, prep: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    expected = finish(train(start, prep, first, "--strategy", "averaging", learners=1), first)
+    command = start("train", "--config", first / "config.toml", "--out", second)
+    assert finish(command, second) == expected
