@@ -118,10 +118,9 @@ class Service:
         if kind == "join" and self.state.may_join(sender):
             body["who"] = str(sender)
             self._note_member(body)
-        elif kind == "alive" and self.state.may_join(sender):
-            if sender not in self.state.learners:
-                return None  # Its request to join is on the way.
         elif sender not in self.state.learners:
+            if kind == "alive" and self.state.may_join(sender):
+                return None  # Its request to join is on the way.
             self._fabric.meet(Member(sender, body.get("endpoint", "")))
             self._send(Output(sender, "control", {"kind": "refused"}))
             return None

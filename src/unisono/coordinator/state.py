@@ -130,6 +130,7 @@ class State:
 
     def _on_open(self, who: Address, op: Mapping[str, Any]) -> None:
         job = Job(**op["job"])
+        is_new = self.job is None
         if self.job is None:
             self.job = job
             self.pool = Pool(job.total, [tuple(r) for r in op["settled"]])
@@ -141,7 +142,7 @@ class State:
             )
             self._answer(who, op, {"kind": "refused", "reason": f"the learners differ in {names}"})
             return
-        self._answer(who, op, {"kind": "opened"})
+        self._answer(who, op, {"kind": "opened", "new": is_new})
 
     def _on_start(self, who: Address, op: Mapping[str, Any]) -> None:
         """Not all who were expected have come; the run begins without them."""
@@ -153,10 +154,22 @@ class State:
             return
         self.lost.append(str(who))
         self._orderly = False
+        if who in self.pool.held:
+            self._trained_before.add(who._replace(incarnation=0))
+        self._remove(who)
+
+    def _on_retire(self, who: Address, op: Mapping[str, Any]) -> None:
+        """It has trained nothing, because it did not get its state; it comes back as a newcomer."""
+        self._orderly = False
+        self._answer(who, op, {"kind": "left"})
         self._remove(who)
 
     def _on_leave(self, who: Address, op: Mapping[str, Any]) -> None:
         self._leaving[who] = dict(op)
+
+    def _on_sync(self, who: Address, op: Mapping[str, Any]) -> None:
+        """All that the member has told before is here."""
+        self._answer(who, op, {"kind": "synced"})
 
     def _on_failed(self, who: Address, op: Mapping[str, Any]) -> None:
         if self.failure is None:
@@ -167,8 +180,6 @@ class State:
     def _remove(self, who: Address) -> None:
         self._set_members(tuple(m for m in self.view.members if m.address != who))
         self._limbo.add(who)
-        if who in self.pool.held:
-            self._trained_before.add(who._replace(incarnation=0))
         self._welcomed.discard(who)
         self._entering.pop(who, None)
         self._idle.discard(who)
@@ -352,6 +363,9 @@ class State:
         """Everything is settled; the first who has the model is to see to it."""
         if self._leader is None:
             members = set(self._deals[-1].members) if self._deals else self._welcomed
+            if self.pool.counts.leased == 0:
+                # Everything was settled before: all have the model from their checkpoint.
+                members = set(self.learners)
             self._leader = next((a for a in self.learners if a in members), None)
         return {"kind": "over", "leader": self._leader and str(self._leader)}
 

@@ -18,6 +18,7 @@ BODY_LIMIT = 128 * 1024
 """Bytes of one message's body on the wire; what is larger belongs into a vector."""
 
 Body = Mapping[str, Any]
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 T = TypeVar("T")
 
 
@@ -91,7 +92,7 @@ class Message:
 
 def encode(body: Body) -> bytes:
     """The body as it travels; refuses what is not plain data or is too large."""
-    data = json.dumps(body, separators=(",", ":")).encode()
+    data = _ENCODER.encode(body).encode()
     if len(data) > BODY_LIMIT:
         raise ValueError(f"a message body of {len(data)} bytes; at most {BODY_LIMIT}")
     return data

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from unisono.fabric.simulated import SimulatedNode
 
 
+Channel = tuple[Address, Address, str]
+"""Sender, receiver and port: order is kept in each."""
+
+
 class Stuck(Exception):  # noqa: N818
     """Nobody can run any more, or the time limit passed: a deadlock or a livelock."""
 
@@ -53,6 +57,12 @@ class Waiter:
             self.fired = True
             self._kernel.run_soon(self._activity)
 
+    def resume(self) -> None:
+        """As a timer: the activity goes on at once."""
+        if not self.fired:
+            self.fired = True
+            self._kernel.resume_now(self._activity)
+
     def fire(self) -> None:
         """As a timer: notes that time is up, and wakes the wait that it belongs to."""
         self.fired = True
@@ -84,19 +94,21 @@ class Kernel:
         self._limit = limit
         self._detection = detection
         self._unordered = isinstance(self.schedule, Exhaustive)
-        self._heap: list[tuple[float, float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = itertools.count()
-        self._channels: dict[tuple[Address, Address, str], deque[Message]] = {}
-        self._arrivals: dict[tuple[Address, Address, str], float] = {}
-        self._numbers: dict[tuple[Address, Address, str], int] = {}
+        self._channels: dict[Channel, deque[tuple[float, Message]]] = {}
+        self._arrivals: dict[Channel, float] = {}
+        self._numbers: dict[Channel, int] = {}
         self._activities: dict[Any, tuple[SimulatedNode, str]] = {}
+        self._of_node: dict[SimulatedNode, dict[Any, None]] = {}
+        self._joining: dict[SimulatedNode, list[Waiter]] = {}
         self._paused: dict[Address, list[Any]] = {}
         self._cut: set[frozenset[Address]] = set()
-        self._mains: dict[Address, Any] = {}
-        self._random: dict[Address, torch.Tensor] = {}
+        self._mains: dict[Any, None] = {}
+        self._failure: BaseException | None = None
+        self._random: dict[Address | None, torch.Tensor] = {}
         self._random_owner: Address | None = None
         self._hub = greenlet.getcurrent()
-        self.outcomes: dict[Address, BaseException | None] = {}
 
     def add(self, node: SimulatedNode) -> None:
         """A node has come up."""
@@ -117,32 +129,36 @@ class Kernel:
         def run() -> None:
             try:
                 activity()
-                self.outcomes[node.address] = None
             except greenlet.GreenletExit:
                 return
             except Exception as error:
-                self.outcomes[node.address] = error
+                self._failure = self._failure or error
 
-        self._mains[node.address] = self.start(node, "main", run)
+        self._mains[self.start(node, "main", run)] = None
 
     def start(self, node: SimulatedNode, name: str, activity: Callable[[], None]) -> Any:
         """Starts an activity of a node."""
         task = greenlet.greenlet(activity, parent=self._hub)
-        self._activities[task] = (node, name)
+        self._enroll(task, node, name)
         self.run_soon(task)
         return task
 
     def adopt(self, node: SimulatedNode) -> None:
         """The running activity belongs to this node from now on: its learner's next life."""
-        self._activities[greenlet.getcurrent()] = (node, "main")
+        task = greenlet.getcurrent()
+        before, _ = self._activities[task]
+        self._forget(task)
+        self._enroll(task, node, "main")
+        self._mains[task] = None
+        if before.address in self._random:
+            self._random[node.address] = self._random.pop(before.address)
+            if self._random_owner == before.address:
+                self._random_owner = node.address
 
     def run(self) -> None:
         """Runs until every main activity has ended; the first exception of one ends all."""
         try:
-            while any(not task.dead for task in self._mains.values()):
-                for error in self.outcomes.values():
-                    if error is not None:
-                        raise error
+            while self._mains and self._failure is None:
                 if not self._step():
                     raise Stuck("nobody can run: " + self._waiting())
                 if self.now > self._limit:
@@ -150,13 +166,13 @@ class Kernel:
         finally:
             for task in list(self._activities):
                 self._end(task)
-        for error in self.outcomes.values():
-            if error is not None:
-                raise error
+            self._swap_random(None)
+        if self._failure is not None:
+            raise self._failure
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Runs ``action`` at that time."""
-        heapq.heappush(self._heap, (time, self.schedule.tie(), next(self._count), action))
+        self._push(time, action)
 
     def waiter(self) -> Waiter:
         """A wait of the running activity."""
@@ -168,41 +184,40 @@ class Kernel:
 
     def run_soon(self, task: Any) -> None:
         """Makes an activity runnable."""
-        self.at(self.now, lambda: self._resume(task))
+        self._push(self.now, self.resume_now, task)
 
     def wake_all(self, node: SimulatedNode) -> None:
         """Resumes every parked activity of a node, so that it sees its cancellation."""
         me = greenlet.getcurrent()
-        for task, (owner, _) in list(self._activities.items()):
-            if owner is node and task is not me:
+        for task in self._of_node.get(node, {}):
+            if task is not me:
                 self.run_soon(task)
 
     def leave(self, node: SimulatedNode) -> None:
-        """A node has closed: its other activities end, messages to it are dropped."""
-        me = greenlet.getcurrent()
+        """A cancelled node closes: its spawned activities end, then messages to it are dropped."""
+        self._join(node)
         if self.nodes.get(node.address) is node:
             del self.nodes[node.address]
             if node.address == COORDINATOR:
                 self._lose_coordinator()
             else:
                 self._tell_lost(node.address)
-        for task, (owner, _) in list(self._activities.items()):
-            if owner is node and task is not me and task not in self._mains.values():
-                self._end(task)
 
     def send(
         self, sender: Address, receiver: Address, port: str, message: Message, nbytes: int
     ) -> None:
         """Puts a message on its way."""
         channel = (sender, receiver, port)
-        self._channels.setdefault(channel, deque()).append(message)
+        queue = self._channels.setdefault(channel, deque())
         if self._unordered:
+            queue.append((0.0, message))
             return
         size = nbytes + (0 if message.vector is None else message.vector.nbytes)
         arrival = self.now + self._network.delay(sender, receiver, size) + self.schedule.jitter()
         arrival = max(arrival, self._arrivals.get(channel, 0.0))
         self._arrivals[channel] = arrival
-        self.at(arrival, lambda: self._deliver(channel))
+        queue.append((arrival, message))
+        self._push(arrival, self._arrive, channel)
 
     def flush(self, sender: Address, receiver: Address) -> None:
         """Delivers what is on its way between two nodes now: a death is told after it."""
@@ -212,9 +227,11 @@ class Kernel:
                     self._deliver(channel)
 
     def keep_random_state(self, node: SimulatedNode) -> None:
-        """Gives a node a random generator of its own, which starts as torch's is now."""
-        self._random[node.address] = torch.get_rng_state()
-        self._random_owner = node.address
+        """Gives a node a generator of torch's of its own, which starts as the common one is now."""
+        if node.address not in self._random:
+            state = torch.get_rng_state()
+            self._random[self._random_owner] = self._random[node.address] = state
+            self._random_owner = node.address
 
     # Faults.
 
@@ -224,16 +241,15 @@ class Kernel:
         if node is None:
             return
         node.die()
+        self._paused.pop(address, None)
         for channel in [c for c in self._channels if c[1] == address]:
             del self._channels[channel]
-        for task, (owner, _) in list(self._activities.items()):
-            if owner is node:
-                self._end(task)
-        self.outcomes.setdefault(address, None)
+        for task in list(self._of_node.get(node, {})):
+            self._end(task)
         if address == COORDINATOR:
             self._lose_coordinator()
         elif self._detection is not None:
-            self.at(self.now + self._detection, lambda: self._tell_lost(address))
+            self._push(self.now + self._detection, self._tell_lost, address)
 
     def pause(self, address: Address) -> None:
         """SIGSTOP: nothing of the node runs until ``resume``."""
@@ -251,11 +267,16 @@ class Kernel:
     def heal(self, a: Address, b: Address) -> None:
         """The partition ends; what waited arrives."""
         self._cut.discard(frozenset((a, b)))
-        for sender, receiver in ((a, b), (b, a)):
-            if receiver in self.nodes:
-                self.flush(sender, receiver)
+        for channel, queue in self._channels.items():
+            if {a, b} == {channel[0], channel[1]}:
+                for arrival, _ in queue:
+                    self._push(max(self.now, arrival), self._arrive, channel)
 
     # Inside.
+
+    def _push(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
+        event = (time, self.schedule.tie(), next(self._count), action, arguments)
+        heapq.heappush(self._heap, event)
 
     def _step(self) -> bool:
         if self._unordered and (not self._heap or self._heap[0][0] > self.now):
@@ -267,8 +288,8 @@ class Kernel:
                 return True
         if not self._heap:
             return False
-        self.now, _, _, action = heapq.heappop(self._heap)
-        action()
+        self.now, _, _, action, arguments = heapq.heappop(self._heap)
+        action(*arguments)
         return True
 
     def _heads(self) -> Sequence[tuple[Address, Address, str, int]]:
@@ -278,12 +299,16 @@ class Kernel:
             if queue and not self._is_cut(channel[0], channel[1])
         ]
 
-    def _deliver(self, channel: tuple[Address, Address, str]) -> None:
-        sender, receiver, port = channel
+    def _arrive(self, channel: Channel) -> None:
+        """Delivers the next message if its time has come: it may have been flushed or cut off."""
         queue = self._channels.get(channel)
-        if not queue or self._is_cut(sender, receiver):
-            return
-        message = queue.popleft()
+        if queue and queue[0][0] <= self.now and not self._is_cut(channel[0], channel[1]):
+            self._deliver(channel)
+
+    def _deliver(self, channel: Channel) -> None:
+        _, receiver, port = channel
+        queue = self._channels[channel]
+        _, message = queue.popleft()
         if not queue:
             del self._channels[channel]
         self._numbers[channel] = self._numbers.get(channel, 0) + 1
@@ -305,7 +330,8 @@ class Kernel:
             self.flush(address, COORDINATOR)
             coordinator.tell_lost(address)
 
-    def _resume(self, task: Any) -> None:
+    def resume_now(self, task: Any) -> None:
+        """Lets an activity run until it parks; only from the hub."""
         if task.dead or task not in self._activities:
             return
         node, _ = self._activities[task]
@@ -313,22 +339,53 @@ class Kernel:
         if parked is not None:
             parked.append(task)
             return
-        if self._random and node.address != self._random_owner:
+        if self._random:
             self._swap_random(node.address)
         task.switch()
         if task.dead:
-            self._activities.pop(task, None)
+            self._forget(task)
 
-    def _swap_random(self, address: Address) -> None:
-        mine = self._random.get(address)
-        if mine is not None:
-            if self._random_owner is not None:
-                self._random[self._random_owner] = torch.get_rng_state()
-            torch.set_rng_state(mine)
-            self._random_owner = address
+    def _swap_random(self, address: Address | None) -> None:
+        """Those without a generator of their own share one, which is kept apart, too."""
+        mine = address if address in self._random else None
+        if mine != self._random_owner:
+            self._random[self._random_owner] = torch.get_rng_state()
+            torch.set_rng_state(self._random[mine])
+            self._random_owner = mine
+
+    def _enroll(self, task: Any, node: SimulatedNode, name: str) -> None:
+        self._activities[task] = (node, name)
+        self._of_node.setdefault(node, {})[task] = None
+
+    def _forget(self, task: Any) -> None:
+        """An activity has ended; who closes its node may wait for that."""
+        entry = self._activities.pop(task, None)
+        self._mains.pop(task, None)
+        if entry is None:
+            return
+        tasks = self._of_node[entry[0]]
+        del tasks[task]
+        if not tasks:
+            del self._of_node[entry[0]]
+        for waiter in self._joining.pop(entry[0], ()):
+            waiter.wake()
+
+    def _join(self, node: SimulatedNode) -> None:
+        """Waits for the other activities; an action of the hub cannot wait, and ends them."""
+        me = greenlet.getcurrent()
+        while others := [
+            task
+            for task in self._of_node.get(node, {})
+            if task is not me and task not in self._mains
+        ]:
+            if me is self._hub:
+                self._end(others[0])
+            else:
+                self._joining.setdefault(node, []).append(self.waiter())
+                self.park()
 
     def _end(self, task: Any) -> None:
-        self._activities.pop(task, None)
+        self._forget(task)
         if not task.dead and task is not greenlet.getcurrent():
             task.parent = greenlet.getcurrent()
             task.throw(greenlet.GreenletExit)

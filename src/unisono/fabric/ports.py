@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from unisono.fabric.address import Address
-from unisono.fabric.base import Cancelled, Gone, Message, TimedOut
+from unisono.fabric.base import Gone, Message, TimedOut
 
 
 class Port:
@@ -36,15 +36,16 @@ class Port:
         from_: Address | None,
         timeout: float | None,
         gone: Callable[[Address], bool],
-        cancelled: Callable[[], BaseException | None],
+        check: Callable[[], None],
     ) -> Message:
-        """The next message (of ``from_``); all that came before a death comes before ``Gone``."""
+        """The next message (of ``from_``); all that came before a death comes before ``Gone``.
+
+        ``check`` raises when the node was cancelled.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._ready:
             while True:
-                reason = cancelled()
-                if reason is not None:
-                    raise Cancelled(str(reason)) from reason
+                check()
                 for place, message in enumerate(self._queue):
                     if from_ is None or message.sender == from_:
                         del self._queue[place]
@@ -54,4 +55,4 @@ class Port:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimedOut
-                self._ready.wait(left)
+                self._ready.wait(None if left is None else min(left, threading.TIMEOUT_MAX))

@@ -10,28 +10,58 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+_SCRATCH = 256 * 1024
+
 
 class Reactor:
     """Runs callbacks when sockets are readable or writable, commands of other threads, and timers.
 
     Everything that reads a socket happens in this thread, so that what a peer sent before it died
-    can be read to its end before its death is told.
+    can be read to its end before its death is told. An exception in a callback goes to
+    ``on_error``, and the thread goes on: without it nobody would ever be woken again. ``scratch``
+    is memory for what is read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self.scratch = bytearray(_SCRATCH)
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         self._commands: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._open = threading.Lock()
         self._stopping = False
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="unisono-io", daemon=True)
         self._thread.start()
 
-    def call(self, command: Callable[[], None]) -> None:
-        """Runs ``command`` in the reactor's thread, soon."""
-        self._commands.append(command)
-        os.eventfd_write(self._wake, 1)
+    def call(self, command: Callable[[], None]) -> bool:
+        """Runs ``command`` in the reactor's thread, soon; False: it has stopped."""
+        with self._open:
+            if self._stopped:
+                return False
+            self._commands.append(command)
+            os.eventfd_write(self._wake, 1)
+        return True
+
+    def run(self, command: Callable[[], None]) -> bool:
+        """Runs ``command`` in the reactor's thread and waits for it; False: it has stopped."""
+        if threading.current_thread() is self._thread:
+            command()
+            return True
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                command()
+            finally:
+                done.set()
+
+        if not self.call(work):
+            return False
+        done.wait()
+        return True
 
     def call_later(self, seconds: float, command: Callable[[], None]) -> None:
         """Runs ``command`` after a while; only from the reactor's own thread."""
@@ -55,29 +85,38 @@ class Reactor:
             return
 
     def stop(self) -> None:
-        """Ends the thread after the commands that were given before."""
+        """Ends the thread after the commands that were given before; later ones are refused."""
         self.call(self._stop)
         self._thread.join()
-        self._selector.close()
-        os.close(self._wake)
+        with self._open:
+            if not self._stopped:
+                self._stopped = True
+                self._selector.close()
+                os.close(self._wake)
 
     def _stop(self) -> None:
         self._stopping = True
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping or self._commands:
             for key, mask in self._selector.select(self._patience()):
                 if key.data is None:
                     os.eventfd_read(self._wake)
                     continue
                 readable, writable = key.data
                 if mask & selectors.EVENT_WRITE and writable is not None:
-                    writable()
+                    self._try(writable)
                 if mask & selectors.EVENT_READ:
-                    readable()
+                    self._try(readable)
             self._run_timers()
             while self._commands:
-                self._commands.popleft()()
+                self._try(self._commands.popleft())
+
+    def _try(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except BaseException as error:
+            self._on_error(error)
 
     def _patience(self) -> float | None:
         if self._commands:
@@ -92,4 +131,4 @@ class Reactor:
         if due:
             self._timers = [(when, command) for when, command in self._timers if when > now]
         for command in due:
-            command()
+            self._try(command)

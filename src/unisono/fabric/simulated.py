@@ -114,9 +114,10 @@ class SimulatedNode:
         """Lets the clock move on."""
         self._enter()
         waiter = self.kernel.waiter()
-        self.kernel.at(self.kernel.now + seconds, waiter.wake)
-        self.kernel.park()
-        self._raise_if_cancelled()
+        self.kernel.at(self.kernel.now + seconds, waiter.resume)
+        while not waiter.fired:
+            self.kernel.park()
+            self._raise_if_cancelled()
 
     def lock(self) -> _Lock:
         """A lock between this node's activities."""
@@ -181,6 +182,7 @@ class SimulatedNode:
         wait: bool = True,
     ) -> None:
         """Sends a copy; the kernel delivers it when the network lets it."""
+        data = encode(body)
         self._raise_if_cancelled()
         if wait:
             self._enter()
@@ -201,7 +203,6 @@ class SimulatedNode:
         copy = None if vector is None else vector.copy()
         if vector is not None:
             self.bytes_sent += vector.nbytes
-        data = encode(body)
         message = Message(self._address, json.loads(data), copy, lambda: self._give_credit(key))
         self.kernel.send(self._address, to, port, message, len(data))
 
@@ -294,6 +295,7 @@ class SimulatedNode:
         check_parking()
         self._raise_if_cancelled()
         self.may_set_aside()
+        self._raise_if_cancelled()
 
     def _notify(self, body: Body, wanted: Callable[[_Port], bool]) -> None:
         for port in self._ports.values():

@@ -36,6 +36,7 @@ class Slot:
     def close(self) -> None:
         """Gives the descriptor back; the memory goes with its last user."""
         os.close(self.fd)
+        self.memory.close()
 
 
 def as_vector(memory: mmap.mmap, count: int, dtype: torch.dtype) -> TensorVector:
@@ -46,18 +47,25 @@ def as_vector(memory: mmap.mmap, count: int, dtype: torch.dtype) -> TensorVector
 
 
 class Slots:
-    """The slots of one process; they are reused by size."""
+    """The slots of one process; they are reused by size.
+
+    A slot may be known to several receivers, and only one of them has it at a time. When a
+    connection ends, nobody can say whether the other side still reads what was lent to it: it may
+    be alive and only hold this side for dead. So such slots are discarded, never filled again;
+    ``discarded`` has their numbers, for lines to tell receivers that keep them mapped.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[int, list[Slot]] = {}
         self._made = 0
+        self.discarded: frozenset[int] = frozenset()
 
     def take(self, nbytes: int) -> Slot:
         """A free slot of at least that size."""
         size = max(_SMALLEST, 1 << (max(nbytes, 1) - 1).bit_length())
         with self._lock:
-            free = self._free.setdefault(size, [])
+            free = self._free.get(size)
             if free:
                 return free.pop()
             self._made += 1
@@ -67,10 +75,16 @@ class Slots:
     def give(self, slot: Slot) -> None:
         """Takes a slot back."""
         with self._lock:
-            self._free[slot.size].append(slot)
+            self._free.setdefault(slot.size, []).append(slot)
+
+    def discard(self, slot: Slot) -> None:
+        """Gives a slot up that somebody may still read."""
+        slot.close()
+        with self._lock:
+            self.discarded |= {slot.number}
 
     def close(self) -> None:
-        """Closes the free slots; lent ones are given back first by closing their lines."""
+        """Closes the free slots; lent ones are discarded first by closing their lines."""
         with self._lock:
             for free in self._free.values():
                 for slot in free:

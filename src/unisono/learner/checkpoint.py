@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +25,52 @@ from unisono.events import UserError
 from unisono.learner.codec import decode, encode
 
 POOL = "pool.json"
+_TORN = ".tmp"
 
 
 def write_part(directory: Path, agreement: int, number: int, state: dict[str, Any]) -> Path:
     """Writes one learner's part; returns the directory that it is in."""
-    folder = directory / f"{agreement:08d}.tmp"
+    folder = directory / f"{agreement:08d}{_TORN}"
+    path = folder / f"learner-{number}.safetensors"
     tensors: dict[str, torch.Tensor] = {}
     plain = encode(state, tensors)
     names = list(tensors)
     flat = {str(i): tensors[n].detach().cpu().contiguous().clone() for i, n in enumerate(names)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"learner-{number}.safetensors"
         save_file(flat, path)
         _sync(path)
-        text = json.dumps({"state": plain, "tensors": names})
-        _write(folder / f"learner-{number}.json", text)
+        _write(path.with_suffix(".json"), json.dumps({"state": plain, "tensors": names}))
     except (OSError, RuntimeError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        for mine in (path, path.with_suffix(".json")):
+            with suppress(OSError):
+                mine.unlink(missing_ok=True)
         raise UserError(
-            f"checkpoint {folder.name.removesuffix('.tmp')} could not be written to {directory} "
-            f"({_reason(error)}): the one before is whole; make room and go on with --resume"
+            f"checkpoint {agreement} could not be written to {directory} ({_reason(error)}): "
+            "the one before is whole; make room and go on with resume"
         ) from error
     return folder
 
 
-def commit(folder: Path, pool: dict[str, Any], keep: int) -> Path:
-    """All parts are there: makes the checkpoint visible, and takes older ones away."""
-    _write(folder / POOL, json.dumps(pool))
+def commit(folder: Path, pool: dict[str, Any], keep: int) -> None:
+    """All parts are there: makes the checkpoint visible, and takes older ones away.
+
+    If the disk is full now, the run goes on: the checkpoint before is whole, and the next part that
+    a learner writes will say so.
+    """
     final = folder.with_suffix("")
-    shutil.rmtree(final, ignore_errors=True)
-    folder.rename(final)
-    _sync(final.parent)
+    try:
+        _write(folder / POOL, json.dumps(pool))
+        _sync(folder)
+        _remove(final)
+        folder.rename(final)
+        _sync(final.parent)
+    except OSError as error:
+        _remove(folder)
+        warnings.warn(f"checkpoint {final} was not kept: {_reason(error)}", stacklevel=2)
+        return
     for old in checkpoints(final.parent)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
-    return final
+        _remove(old)
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -65,6 +78,12 @@ def checkpoints(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     return sorted(p for p in directory.iterdir() if p.name.isdigit() and (p / POOL).is_file())
+
+
+def remove_torn(directory: Path) -> None:
+    """Takes away what never became a checkpoint; nobody may be writing one."""
+    for folder in directory.glob(f"*{_TORN}"):
+        _remove(folder)
 
 
 def read_pool(folder: Path) -> dict[str, Any]:
@@ -83,6 +102,13 @@ def read_part(folder: Path, number: int) -> dict[str, Any]:
         tensors = {name: file.get_tensor(str(i)) for i, name in enumerate(text["tensors"])}
     state: dict[str, Any] = decode(text["state"], tensors)
     return state
+
+
+def _remove(folder: Path) -> None:
+    """Its ``pool.json`` first: what is half removed does not look whole."""
+    with suppress(OSError):
+        (folder / POOL).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:

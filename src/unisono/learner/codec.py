@@ -5,8 +5,11 @@ Never pickle: what is kept can be read by anybody, and reading it runs no code.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from unisono.fabric import TensorVector
@@ -16,19 +19,25 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def encode(state: Any, tensors: dict[str, torch.Tensor], path: str = "") -> Any:
-    """Plain data in which tensors are replaced by references into ``tensors``."""
+    """Plain data in which tensors are replaced by references into ``tensors``.
+
+    Raises ``TypeError`` for what is neither; the text says where it is.
+    """
     if isinstance(state, torch.Tensor):
-        tensors[path] = state
-        return {"tensor": path}
+        name = path if path not in tensors else f"{path}#{len(tensors)}"
+        tensors[name] = state
+        return {"tensor": name}
     if isinstance(state, dict):
         pairs = [
             [encode(k, tensors, f"{path}.{i}k"), encode(v, tensors, f"{path}.{k}")]
             for i, (k, v) in enumerate(state.items())
         ]
-        return {"dict": pairs}
-    if isinstance(state, (list, tuple)):
+        return {"counter" if isinstance(state, Counter) else "dict": pairs}
+    if isinstance(state, list | tuple):
         items = [encode(v, tensors, f"{path}.{i}") for i, v in enumerate(state)]
-        return {type(state).__name__ if type(state) in (list, tuple) else "list": items}
+        return {"tuple" if isinstance(state, tuple) else "list": items}
+    if isinstance(state, np.generic):
+        state = state.item()
     if isinstance(state, _PLAIN):
         return state
     raise TypeError(f"{path or 'state'} is of type {type(state).__name__}, which cannot be kept")
@@ -41,30 +50,38 @@ def decode(plain: Any, tensors: dict[str, torch.Tensor]) -> Any:
     ((kind, value),) = plain.items()
     if kind == "tensor":
         return tensors[value]
-    if kind == "dict":
-        return {decode(k, tensors): decode(v, tensors) for k, v in value}
+    if kind in ("dict", "counter"):
+        pairs = {decode(k, tensors): decode(v, tensors) for k, v in value}
+        return Counter(pairs) if kind == "counter" else pairs
     items = [decode(v, tensors) for v in value]
     return tuple(items) if kind == "tuple" else items
 
 
 def to_parcel(name: str, state: Any) -> Parcel:
-    """State that can travel over the fabric."""
+    """State that can travel over the fabric: its structure is a vector, too, and so may be long."""
     tensors: dict[str, torch.Tensor] = {}
-    plain = encode(state, tensors, name)
-    shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
-    vectors = {
-        key: TensorVector(tensor.detach().cpu().contiguous().reshape(-1))
-        for key, tensor in tensors.items()
-    }
-    return Parcel({name: plain, f"{name}.shapes": shapes}, dict(vectors))
+    plain = encode(state, tensors)
+    shapes = [[key, list(tensor.shape)] for key, tensor in tensors.items()]
+    text = bytearray(json.dumps({"plain": plain, "shapes": shapes}).encode())
+    parcel = Parcel()
+    parcel.vectors[name] = TensorVector(torch.frombuffer(text, dtype=torch.uint8))
+    for place, tensor in enumerate(tensors.values()):
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        parcel.vectors[f"{name}.{place}"] = TensorVector(flat)
+    return parcel
 
 
 def from_parcel(name: str, parcel: Parcel) -> Any:
     """The inverse of ``to_parcel``."""
-    shapes = parcel.plain[f"{name}.shapes"]
-    tensors = {}
-    for key, shape in shapes.items():
-        vector = parcel.vectors[key]
-        assert isinstance(vector, TensorVector)
-        tensors[key] = vector.tensor.reshape(shape)
-    return decode(parcel.plain[name], tensors)
+    head = json.loads(_tensor(parcel, name).numpy().tobytes())
+    tensors = {
+        key: _tensor(parcel, f"{name}.{place}").reshape(shape)
+        for place, (key, shape) in enumerate(head["shapes"])
+    }
+    return decode(head["plain"], tensors)
+
+
+def _tensor(parcel: Parcel, name: str) -> torch.Tensor:
+    vector = parcel.vectors[name]
+    assert isinstance(vector, TensorVector)
+    return vector.tensor

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
@@ -15,13 +17,12 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
 )
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from unisono.events import UserError
 from unisono.learner.plan import Minibatch
-from unisono.pool.order import Order
-
-_BLOCK = 64
-"""Minibatches whose examples are looked up at a time."""
+from unisono.learner.positions import Positions
+from unisono.learner.workers import Crew, Workers
 
 
 class Batches(Protocol):
@@ -54,79 +55,108 @@ class MapStyle:
         return self._collate([self._dataset[i] for i in wanted])
 
 
-class Feed:
-    """Which examples a position holds, and their data.
+@dataclass(frozen=True)
+class Source:
+    """The user's data, and how it is to be cut and fetched."""
 
-    Position p is minibatch ``p mod M`` of epoch ``p div M``, with M minibatches an epoch, the last
-    of which may be short. The examples of an epoch are in a keyed order of the whole corpus.
-    """
+    batches: Batches
+    batch_size: int
+    drop_last: bool = False
+    pin: bool = False
+    """Whether minibatches are copied to pinned memory, for a GPU."""
+    crew: Crew | None = None
+    """Workers that fetch; None: the learner's own process does."""
 
-    def __init__(self, batches: Batches, batch_size: int, epochs: int, seed: int) -> None:
-        if len(batches) == 0:
-            raise UserError("there are no examples to train on")
-        if epochs < 1 or batch_size < 1:
-            raise UserError(f"epochs ({epochs}) and batch size ({batch_size}) must be at least 1")
+
+class Maker:
+    """Makes the data of a position; it can travel to a worker."""
+
+    def __init__(self, batches: Batches, positions: Positions) -> None:
         self._batches = batches
-        self.batch_size = batch_size
-        self.examples_per_epoch = len(batches)
-        self.minibatches_per_epoch = -(-len(batches) // batch_size)
-        self.total = epochs * self.minibatches_per_epoch
-        self._order = Order(len(batches), seed)
-        self._block: tuple[int, int, NDArray[np.int64]] = (-1, 0, np.empty(0, np.int64))
+        self._positions = positions
 
-    def epoch(self, position: int) -> int:
-        """The epoch of a position."""
-        return position // self.minibatches_per_epoch
+    def __call__(self, position: int) -> Any:
+        """The minibatch."""
+        return self._batches.batch(self._positions.indices(position))
+
+
+class Feed:
+    """The data of minibatches, fetched here or by workers that are asked ``window`` ahead."""
+
+    def __init__(self, source: Source, epochs: int, seed: int) -> None:
+        self.positions = Positions(
+            len(source.batches), source.batch_size, epochs, seed, drop_last=source.drop_last
+        )
+        self._make = Maker(source.batches, self.positions)
+        self._pin = source.pin and torch.cuda.is_available()
+        self._workers: Workers | None = None
+        if source.crew is not None:
+            self._workers = Workers(source.crew, self._make, seed)
+
+    @property
+    def window(self) -> int:
+        """How many minibatches ahead of its ``load`` each is to be announced."""
+        return 0 if self._workers is None else self._workers.window
+
+    def announce(self, minibatch: Minibatch) -> None:
+        """This one will be loaded soon, after those that were announced before."""
+        if self._workers is not None:
+            self._workers.ask(minibatch.position)
+
+    def load(self, minibatch: Minibatch) -> Any:
+        """The data of a minibatch that was announced."""
+        workers = self._workers
+        data = self._make(minibatch.position) if workers is None else workers.take()
+        return pin_memory(data) if self._pin else data  # type: ignore[no-untyped-call]
 
     def count(self, minibatch: Minibatch) -> int:
         """How many examples it holds."""
-        place = minibatch.position % self.minibatches_per_epoch
-        return min(self.batch_size, self.examples_per_epoch - place * self.batch_size)
+        return self.positions.count(minibatch.position)
 
-    def examples_before(self, position: int) -> int:
-        """Examples of all positions before this one."""
-        epoch, place = divmod(position, self.minibatches_per_epoch)
-        return epoch * self.examples_per_epoch + place * self.batch_size
+    def forget(self) -> None:
+        """What was announced will not be loaded: the learner begins a new life."""
+        if self._workers is not None:
+            self._workers.forget()
 
-    def load(self, minibatch: Minibatch) -> Any:
-        """The data of a minibatch."""
-        return self._batches.batch(self._indices(minibatch))
+    def stop(self) -> None:
+        """Lets the workers end; whoever waits for them is woken."""
+        if self._workers is not None:
+            self._workers.stop()
 
-    def _indices(self, minibatch: Minibatch) -> NDArray[np.int64]:
-        epoch, place = divmod(minibatch.position, self.minibatches_per_epoch)
-        start = place * self.batch_size
-        stop = start + self.count(minibatch)
-        known_epoch, first, examples = self._block
-        if epoch != known_epoch or not first <= start < stop <= first + len(examples):
-            first = start
-            end = min(start + _BLOCK * self.batch_size, self.examples_per_epoch)
-            examples = self._order.indices(epoch, first, end)
-            self._block = (epoch, first, examples)
-        return examples[start - first : stop - first]
+    def close(self) -> None:
+        """Waits until the workers have ended, after ``stop``."""
+        if self._workers is not None:
+            self._workers.join()
+            self._workers = None
 
 
-def as_batches(source: Any, batch_size: int | None) -> tuple[Batches, int]:
-    """The user's data as ``Batches``, and the minibatch size."""
-    if isinstance(source, IterableDataset) or (
-        isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
+def as_source(data: Any, batch_size: int | None) -> Source:
+    """What the user gave to ``draw``; what cannot be divided among learners is refused."""
+    if isinstance(data, IterableDataset) or (
+        isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
     ):
         raise UserError(
             "iterable datasets cannot be divided among learners: "
             "give draw() a map-style dataset (with __len__ and __getitem__)"
         )
-    if isinstance(source, DataLoader):
-        return _from_loader(source, batch_size)
-    if not hasattr(source, "__len__"):
-        raise UserError(f"draw() takes a DataLoader or a dataset, not {type(source).__name__}")
+    if isinstance(data, DataLoader):
+        return _from_loader(data, batch_size)
+    if not hasattr(data, "__len__"):
+        raise UserError(f"draw() takes a DataLoader or a dataset, not {type(data).__name__}")
     if batch_size is None:
         raise UserError("draw() needs batch_size with a dataset")
-    if hasattr(source, "batch"):
-        return source, batch_size
-    return MapStyle(source, default_collate), batch_size
+    if hasattr(data, "batch"):
+        return Source(data, batch_size)
+    return Source(MapStyle(data, default_collate), batch_size)
 
 
-def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> tuple[Batches, int]:
-    usual = isinstance(loader.sampler, (RandomSampler, SequentialSampler))
+def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> Source:
+    sampler = loader.sampler
+    usual = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
     if not usual or type(loader.batch_sampler) is not BatchSampler:
         raise UserError(
             "the order of the data is the pool's: give draw() a DataLoader without a sampler of "
@@ -134,4 +164,20 @@ def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> tuple[Batch
         )
     size = batch_size or loader.batch_size
     assert size is not None and loader.collate_fn is not None
-    return MapStyle(loader.dataset, loader.collate_fn), size
+    crew = None
+    if loader.num_workers > 0:
+        crew = Crew(
+            dataset=loader.dataset,
+            count=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 2,
+            context=loader.multiprocessing_context,
+            init=loader.worker_init_fn,
+            timeout=loader.timeout,
+        )
+    return Source(
+        batches=MapStyle(loader.dataset, loader.collate_fn),
+        batch_size=size,
+        drop_last=loader.drop_last,
+        pin=loader.pin_memory,
+        crew=crew,
+    )

@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 
 import torch
+
+from unisono.events import UserError
 
 IN_A_ROW = 10
 """Steps that may be not finite one after the other before the learner leaves."""
 
 
 class Guard:
-    """Looks at loss and gradients before a step.
+    """Looks at the gradients before a step.
 
-    The sum of each gradient is a number that is not finite if any of its values is. On a GPU this
-    is one device-to-host read a step, as in GradScaler; where a GradScaler of the user's watches
+    The sum of a gradient is a number that is not finite if any of its values is. On a GPU this is
+    one device-to-host read a step, as in GradScaler; where a GradScaler of the user's watches
     already it has found what there is to find, and calls no ``step``.
     """
 
     def __init__(self) -> None:
         self.skipped = 0
         self._in_a_row = 0
-        self._loss: torch.Tensor | None = None
 
-    def see(self, loss: torch.Tensor) -> None:
-        """Notes a loss of the coming step."""
-        loss = loss.detach()
-        self._loss = loss if self._loss is None else self._loss + loss
+    def mark(self, loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
+        """Makes the gradients of a loss that is not finite not finite, too, whatever they are.
 
-    def allows(self, parameters: Sequence[torch.Tensor]) -> bool:
+        So what is decided from gradients that learners share is decided alike by all.
+        """
+        if not loss.is_cuda and math.isfinite(loss.item()):
+            return
+        for parameter in parameters:
+            grad = parameter.grad
+            if grad is not None and grad.numel() > 0:
+                # 0 for a finite loss, which need not be read from the device to know it.
+                zero = loss.detach().reshape(()) * 0
+                grad[(0,) * grad.dim()].add_(zero.to(grad.device))
+                return
+
+    def allows(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether the step is finite."""
-        with torch.no_grad():
-            sums = [p.grad.sum() for p in parameters if p.grad is not None]
-            if self._loss is not None:
-                sums.append(self._loss.to(sums[0].device) if sums else self._loss)
-            finite = not sums or bool(torch.isfinite(torch.stack([s.float() for s in sums])).all())
-        self._loss = None
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if any(grad.layout is not torch.strided for grad in grads):
+            raise UserError("sparse gradients are not supported: use sparse=False in the embedding")
+        finite = _are_finite(grads)
         if finite:
             self._in_a_row = 0
         else:
@@ -44,7 +54,6 @@ class Guard:
 
     def count(self) -> None:
         """A step was not taken."""
-        self._loss = None
         self.skipped += 1
         self._in_a_row += 1
 
@@ -52,3 +61,16 @@ class Guard:
     def hopeless(self) -> bool:
         """Whether too many steps in a row were not finite."""
         return self._in_a_row >= IN_A_ROW
+
+
+def _are_finite(grads: list[torch.Tensor]) -> bool:
+    if any(grad.is_cuda for grad in grads):
+        largest = torch._foreach_norm(grads, math.inf)
+        return bool(torch.stack([value.float() for value in largest]).isfinite().all())
+    # One by one: the next read, the optimizer's, finds in the cache what this one has read.
+    return all(math.isfinite(_sum(grad)) for grad in grads)
+
+
+def _sum(grad: torch.Tensor) -> float:
+    wide = torch.float32 if grad.dtype is torch.float16 else None
+    return grad.sum(dtype=wide).item()

@@ -10,10 +10,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from unisono.events import UserError
 from unisono.fabric import TensorVector
-from unisono.learner.checkpoint import checkpoints, read_part, read_pool, write_part
+from unisono.learner.checkpoint import (
+    checkpoints,
+    read_part,
+    read_pool,
+    remove_torn,
+    write_part,
+)
+from unisono.learner.codec import encode
 from unisono.learner.optimizers import Optimizers
-from unisono.learner.session import Task
+from unisono.learner.task import Task
 from unisono.strategies.base import Parcel
 
 
@@ -30,7 +38,11 @@ class Stateful(Protocol):
 
 
 class Keeper:
-    """Model, optimizers, random state, the strategy's memory and the user's other objects."""
+    """Model, optimizers, random state, the strategy's memory and the user's other objects.
+
+    ``about`` says, in words, what must be the same for a checkpoint to mean anything: a learner
+    that differs is refused.
+    """
 
     def __init__(
         self,
@@ -39,12 +51,26 @@ class Keeper:
         model: nn.Module,
         optimizers: Optimizers,
         also: Mapping[str, Stateful],
+        about: Mapping[str, str],
     ) -> None:
-        self._directory = directory
+        self._directory = directory.absolute()
         self._number = number
         self._model = model
         self._optimizers = optimizers
         self._also = dict(also)
+        self._about = dict(about)
+        for name, thing in self._also.items():
+            _check(name, thing)
+
+    def begin(self, *, resume: bool) -> None:
+        """The run is new and nobody has trained yet: looks at what is in the directory."""
+        found = checkpoints(self._directory)
+        if found and not resume:
+            raise UserError(
+                f"{self._directory} holds checkpoints of an earlier run: go on from them with "
+                "resume=True, or choose another directory"
+            )
+        remove_torn(self._directory)
 
     def write(self, agreement: int, strategy: Parcel) -> Path:
         """Writes this learner's part."""
@@ -53,6 +79,7 @@ class Keeper:
             assert isinstance(vector, TensorVector)
             vectors[name] = vector.tensor
         state = {
+            "about": self._about,
             "model": dict(self._model.state_dict()),
             "optimizers": self._optimizers.state_dicts(),
             "also": {name: thing.state_dict() for name, thing in self._also.items()},
@@ -67,6 +94,7 @@ class Keeper:
         if not found:
             return task, None
         state, pool = read_part(found[-1], self._number), read_pool(found[-1])
+        self._compare(found[-1], state)
         self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dicts(state["optimizers"])
         for name, thing in self._also.items():
@@ -78,10 +106,34 @@ class Keeper:
         settled = [(a, b) for a, b in pool["settled"]]
         return replace(task, settled=settled, agreement=pool["agreement"]), parcel
 
+    def _compare(self, folder: Path, state: dict[str, Any]) -> None:
+        for what, value in self._about.items():
+            before = state["about"].get(what)
+            if before != value:
+                raise UserError(f"{folder} was made with {what} {before}, and this is {value}")
+        missing = sorted(set(self._also) - set(state["also"]))
+        if missing:
+            raise UserError(
+                f"{folder} holds no {missing[0]!r}: it was not in also= when it was made"
+            )
+        kept, mine = len(state["optimizers"]), len(self._optimizers)
+        if kept != mine:
+            raise UserError(f"{folder} was made with {kept} optimizers, and this is {mine}")
+
+
+def _check(name: str, thing: Any) -> None:
+    """What cannot be kept is told at the start, not at the first checkpoint."""
+    if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
+        raise UserError(f"also[{name!r}] has no state_dict and load_state_dict: it cannot be kept")
+    try:
+        encode(thing.state_dict(), {})
+    except TypeError as error:
+        raise UserError(f"also[{name!r}]: {error}") from None
+
 
 def _random_state() -> list[torch.Tensor]:
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
     return states
 

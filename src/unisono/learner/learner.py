@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,19 +12,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.coordinator.client import Refused
 from unisono.events import UserError
-from unisono.fabric import Cancelled
-from unisono.learner.feed import Feed, as_batches
+from unisono.fabric import Cancelled, Fabric
+from unisono.fabric.parking import check_parking
+from unisono.learner.course import Course
+from unisono.learner.feed import Feed, as_source
 from unisono.learner.guard import Guard
 from unisono.learner.keeper import Keeper, Stateful
+from unisono.learner.lives import Lives, reason_of
 from unisono.learner.log import Log
 from unisono.learner.meter import Meter
 from unisono.learner.optimizers import Optimizers
-from unisono.learner.plan import Minibatch
-from unisono.learner.session import Session, Task
-from unisono.learner.site import address_at, find_site
+from unisono.learner.session import Session
+from unisono.learner.site import find_site
 from unisono.learner.storage import ModelStorage
+from unisono.learner.task import Task
 from unisono.strategies.base import Parcel, Strategy, describe
 from unisono.strategies.registry import make
 
@@ -78,29 +79,27 @@ class Learner:
         self._guard = Guard()
         self._seed = seed
         self._prefetch = prefetch
-        self._keeper: Keeper | None = None
-        if checkpoints is not None:
-            also = also or {}
-            self._keeper = Keeper(Path(checkpoints), self.number, model, self._optimizers, also)
+        if keep < 1:
+            raise UserError(f"keep is {keep}: at least one checkpoint must stay")
+        self._checkpoints = None if checkpoints is None else Path(checkpoints)
         self._checkpoint_every = checkpoint_every
         self._keep = keep
         self._resume = resume
+        self._also = dict(also or {})
         self._log = None if log is None else Log(Path(log))
-        self._strategy_state: Parcel | None = None
-        self._incarnation = 0
-        self._session: Session[Any] | None = None
+        self._keeper: Keeper | None = None
+        self._kept_state: Parcel | None = None
         self._feed: Feed | None = None
-        self._current: Minibatch | None = None
-        self._crossed: dict[int, bool] = {}
-        self._furthest = 0
-        self._watching = False
+        self._course: Course | None = None
+        self._lives: Lives | None = None
+        self._inside = False
         self._may_update = True
         self.meter = Meter()
 
     # The loop.
 
     def __enter__(self) -> Learner:
-        self._watching = True
+        self._inside = True
         self._optimizers.watch()
         return self
 
@@ -111,50 +110,39 @@ class Learner:
         trace: TracebackType | None,
     ) -> None:
         self._optimizers.unwatch()
-        reason = error.__cause__ if isinstance(error, Cancelled) else error
+        self._inside = False
         try:
-            if self._session is not None:
-                self._session.replica.abort_update()
-                if error is None:
-                    self._session.client.call("leave", "session")
-                elif not isinstance(error, Cancelled):
-                    self._report(error)
+            if self._lives is not None:
+                self._lives.end(error)
+        except Cancelled as end:
+            error = end
         finally:
-            self._session = None
-            self._site.close()
-            if self._log is not None:
-                self._log.close()
-        if isinstance(error, Cancelled) and reason is not None:
-            raise reason
+            self._close()
+        if isinstance(error, Cancelled):
+            reason = reason_of(error)
+            raise reason from reason.__cause__
 
     def draw(self, source: Any, epochs: int = 1, batch_size: int | None = None) -> Iterator[Any]:
         """Minibatches of a DataLoader or a map-style dataset, until all epochs are trained.
 
         The order is the pool's: shuffled anew each epoch over the whole corpus, the same for every
-        number of learners. Each minibatch goes to one learner.
+        number of learners. Each minibatch goes to one learner. A DataLoader's workers are used;
+        what a dataset draws at random in them depends on seed and position alone.
         """
-        if not self._watching:
+        if not self._inside:
             raise UserError("use the learner in a with statement: with unisono.Learner(...) as l")
         if self._feed is not None:
             raise UserError("draw() can be called once for a learner: give it all epochs")
-        batches, size = as_batches(source, batch_size)
-        feed = self._feed = Feed(batches, size, epochs, self._seed)
-        if feed.total < self.learners:
+        self._storage.check_device()
+        # First the workers: forked now, they inherit no connection of the run.
+        feed = self._feed = Feed(as_source(source, batch_size), epochs, self._seed)
+        total = feed.positions.total
+        if total < self.learners:
             raise UserError(
-                f"{self.learners} learners and only {feed.total} minibatches: "
+                f"{self.learners} learners and only {total} minibatches: "
                 "use fewer learners or smaller minibatches"
             )
-        task = self._task(feed)
-        if self._resume and self._keeper is not None:
-            task, self._strategy_state = self._keeper.restore(task)
-            self._furthest = max((stop for _, stop in task.settled), default=0)
-        self._begin(task)
-        while (found := self._next(task)) is not None:
-            self._current, data = found
-            self._furthest = max(self._furthest, self._current.position + 1)
-            for examples in self._crossed:
-                self._crossed[examples] |= self._crosses(examples)
-            yield data
+        return self._minibatches(feed)
 
     def backward(self, loss: torch.Tensor, *, accumulate: bool = False) -> None:
         """``loss.backward()``; after it ``.grad`` is what the strategy wants stepped with.
@@ -162,12 +150,18 @@ class Learner:
         With ``accumulate`` more gradients follow before the next ``optimizer.step()``; strategies
         that share gradients wait for the last.
         """
-        session = self._need_session()
+        lives = self._need_lives()
+        session = lives.session
+        if self.learners > 1:
+            check_parking()
+        with lives.surviving():
+            self._notice_skip(session)
         self.meter.loss(loss)
-        self._guard.see(loss)
         session.fabric.compute(loss.backward, self._site.cost)
-        with self._surviving():
+        self._guard.mark(loss, self._optimizers.parameters())
+        with lives.surviving():
             session.stepper.backward_done(accumulate=accumulate)
+        self._optimizers.note_gradients()
 
     def step(self, loss: torch.Tensor) -> None:
         """``backward``, ``optimizer.step()`` and ``optimizer.zero_grad()``."""
@@ -180,39 +174,31 @@ class Learner:
 
         Counted over all learners in the pool's order, so it is true on one learner only.
         """
-        crossed = self._crossed.get(examples)
-        if crossed is None:
-            crossed = self._crosses(examples)
-        self._crossed[examples] = False
-        return crossed
+        return self._course is not None and self._course.every(examples)
 
     @contextmanager
     def consensus(self) -> Iterator[nn.Module]:
         """Inside, the model holds the consensus; after it, its own parameters again."""
-        vector = None if self._session is None else self._session.participant.consensus()
-        if vector is None:
+        session = self._session
+        vector = None if session is None else session.participant.consensus()
+        if session is None or vector is None:
             yield self.model
             return
-        own = self._storage.new()
-        self._storage.read(own)()
-        self._storage.write(vector)  # type: ignore[arg-type]
-        try:
+        with session.replica.showing(vector):
             yield self.model
-        finally:
-            self._storage.write(own)
-            self._storage.recycle(own)
 
     @property
     def progress(self) -> float:
-        """The share of all minibatches that were handed out so far, 0 to 1."""
-        return 0.0 if self._feed is None else self._furthest / self._feed.total
+        """The share of all minibatches that were handed out so far, 0 to 1.
+
+        Dealt: the same on all learners at the same step of a round.
+        """
+        return 0.0 if self._course is None else self._course.progress
 
     @property
     def epoch(self) -> int:
         """The epoch of the current minibatch, from 0."""
-        if self._feed is None or not self._furthest:
-            return 0
-        return self._feed.epoch(self._furthest - 1)
+        return 0 if self._course is None else self._course.epoch
 
     @property
     def leads(self) -> bool:
@@ -221,7 +207,7 @@ class Learner:
 
     def event(self, name: str, **fields: Any) -> None:
         """Adds a line to the run's metrics."""
-        if self._session is not None:
+        if self._inside and self._session is not None:
             self._session.replica.event(name, **fields)
 
     @property
@@ -243,33 +229,63 @@ class Learner:
         """What is shared, who waits, what to do with the learning rate."""
         return describe(self.strategy, self.learners)
 
-    # Inside.
+    # Lives.
 
-    def _crosses(self, examples: int) -> bool:
-        if self._feed is None or self._current is None or self._current.stand_in:
-            return False
-        start = self._feed.examples_before(self._current.position)
-        return (start + self._feed.count(self._current)) // examples > start // examples
+    @property
+    def _session(self) -> Session[Any] | None:
+        return None if self._lives is None else self._lives.current
+
+    def _minibatches(self, feed: Feed) -> Iterator[Any]:
+        task = self._task(feed)
+        if self._resume and self._keeper is not None:
+            task, self._kept_state = self._keeper.restore(task)
+        reached = max((stop for _, stop in task.settled), default=0)
+        course = self._course = Course(feed.positions, reached)
+        lives = Lives(self._site, lambda fabric: self._life(fabric, task), self._join, self._reborn)
+        self._lives = lives
+        while True:
+            self._end_iteration(lives, course)
+            found = lives.next()
+            if found is None:
+                break
+            minibatch, data = found
+            course.advance(minibatch)
+            yield data
+        course.finish()
+        self.meter.report(course.examples, self._optimizers.learning_rate())
 
     def _task(self, feed: Feed) -> Task[Any]:
+        positions = feed.positions
+        model = self._storage.fingerprint()
         every = 0
-        if self._keeper is not None:
-            every = self._checkpoint_every // feed.batch_size or feed.minibatches_per_epoch
+        if self._checkpoints is not None:
+            about = {
+                "strategy": repr(self.strategy),
+                "data": positions.describe(),
+                "model": model,
+            }
+            self._keeper = Keeper(
+                self._checkpoints, self.number, self.model, self._optimizers, self._also, about
+            )
+            every = positions.per_epoch
+            if self._checkpoint_every > 0:
+                every = max(1, self._checkpoint_every // positions.batch_size)
         return Task(
-            total=feed.total,
-            batch_size=feed.batch_size,
+            total=positions.total,
+            batch_size=positions.batch_size,
             load=feed.load,
             examples=feed.count,
-            fingerprint=f"{self._storage.fingerprint()} seed {self._seed}",
+            fingerprint=f"model {model}, {positions.describe()}",
             checkpoint_every=every,
             on_checkpoint=self._write_checkpoint,
+            on_drop=self._optimizers.clear_gradients,
             prefetch=self._prefetch,
+            announce=feed.announce,
+            window=feed.window,
         )
 
-    def _begin(self, task: Task[Any]) -> None:
-        fabric = self._site.node(address_at(self._site, self._incarnation))
-        fabric.keep_random_state()
-        self._session = Session(
+    def _life(self, fabric: Fabric, task: Task[Any]) -> Session[Any]:
+        return Session(
             fabric,
             self.strategy,
             self._storage,
@@ -278,96 +294,83 @@ class Learner:
             timeout=self._site.timeout,
             log=self._log,
         )
-        if self._strategy_state is not None:
-            self._session.participant.restore(self._strategy_state)
-            self._strategy_state = None
-        self.meter.start(self._session)
-        self._session.join()
 
-    def _next(self, task: Task[Any]) -> tuple[Minibatch, Any] | None:
-        """The next minibatch, in the next life if this one was refused."""
-        while True:
-            session = self._need_session()
-            self._end_iteration(session)
-            with self._surviving():
-                found = session.stepper.next()
-                if found is None:
-                    session.stepper.finish()
-                    self._furthest = task.total
-                    self._report_progress()
-                return found
-            session.fabric.close()
-            self._incarnation += 1
-            self._begin(task)
+    def _join(self, session: Session[Any]) -> None:
+        if self._kept_state is not None:
+            session.participant.restore(self._kept_state)
+            self._kept_state = None
+        self.meter.start(session)
+        is_new = session.enroll()
+        if is_new and self._keeper is not None:
+            self._keeper.begin(resume=self._resume)
+        session.stepper.start()
 
-    def _end_iteration(self, session: Session[Any]) -> None:
-        """An iteration is over: gradients that are gone without a step were skipped."""
-        if self._current is None or self._feed is None:
+    def _reborn(self) -> None:
+        """What was under way in the last life will be trained by somebody else."""
+        self._optimizers.clear_gradients()
+        if self._feed is not None:
+            self._feed.forget()
+
+    def _close(self) -> None:
+        """The workers are stopped first: whoever waits for one of them must be woken."""
+        if self._feed is not None:
+            self._feed.stop()
+        self._site.close()
+        if self._feed is not None:
+            self._feed.close()
+        if self._log is not None:
+            self._log.close()
+
+    # Steps.
+
+    def _end_iteration(self, lives: Lives, course: Course) -> None:
+        if course.current is None:
             return
-        with self._surviving():
-            if self._optimizers.half_done():
+        session = lives.session
+        with lives.surviving():
+            if self._optimizers.half_done:
                 self._optimizers.finish_update()
-            if session.stepper.has_open and self._optimizers.gradients_gone():
-                session.stepper.skipped()
-                self._guard.count()
+            self._notice_skip(session)
         if self._guard.hopeless:
             raise UserError(
                 f"learner {self.number}: {self._guard.skipped} steps were not finite, the last "
                 "ten one after the other: lower the learning rate, or look at the data"
             )
-        if not self._current.stand_in:
-            examples = self._feed.count(self._current)
-            seen = self._feed.examples_before(self._furthest)
-            self.meter.trained(examples, seen, self._optimizers.learning_rate())
+        if not course.current.stand_in:
+            assert self._feed is not None
+            if self.meter.trained(self._feed.count(course.current)):
+                self.meter.report(course.examples, self._optimizers.learning_rate())
 
-    def _report_progress(self) -> None:
-        assert self._feed is not None
-        seen = self._feed.examples_before(self._furthest)
-        self.meter.report(seen, self._optimizers.learning_rate())
+    def _notice_skip(self, session: Session[Any]) -> None:
+        """Gradients that are gone without a step were skipped, by the user or by a GradScaler."""
+        if session.stepper.has_open and self._optimizers.gradients_gone():
+            self._guard.count()
+            session.stepper.skipped()
 
     def _before_update(self) -> bool:
-        session = self._need_session()
+        session = self._need_lives().session
+        if not session.stepper.has_open:
+            raise UserError("optimizer.step() without gradients of learner.backward(loss) to use")
+        if session.replica.is_showing:
+            raise UserError("optimizer.step() inside learner.consensus(): it is to look at only")
         self._may_update = self._guard.allows(self._optimizers.parameters())
         session.replica.begin_update()
         return self._may_update
 
     def _after_update(self) -> None:
-        session = self._need_session()
-        with self._surviving():
+        lives = self._need_lives()
+        session = lives.session
+        with lives.surviving():
             if self._may_update:
                 session.stepper.update_done()
             else:
                 session.replica.abort_update()
                 session.stepper.skipped()
 
-    @contextmanager
-    def _surviving(self) -> Iterator[None]:
-        """A refusal ends the life, not the loop: the next minibatch is drawn in the next life."""
-        try:
-            yield
-        except (Cancelled, Refused) as end:
-            reason = end.__cause__ if isinstance(end, Cancelled) else end
-            if not isinstance(reason, Refused):
-                raise
-            assert self._session is not None
-            self._session.replica.abort_update()
-
-    def _need_session(self) -> Session[Any]:
-        if self._session is None:
+    def _need_lives(self) -> Lives:
+        if self._lives is None or not self._inside:
             raise UserError("draw a minibatch first: for x, y in learner.draw(...)")
-        return self._session
-
-    def _report(self, error: BaseException) -> None:
-        """A bug (or bad input) ends the run everywhere, with this traceback first."""
-        assert self._session is not None
-        if isinstance(error, UserError):
-            text = str(error)
-        else:
-            text = "".join(traceback.format_exception(error))
-        try:
-            self._session.client.tell("failed", traceback=text[-32768:])
-        except Cancelled:
-            return
+        return self._lives
 
     def _write_checkpoint(self, agreement: int, strategy: Parcel) -> None:
         assert self._keeper is not None and self._session is not None

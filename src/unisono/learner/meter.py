@@ -40,11 +40,10 @@ class Meter:
         self._loss = loss if self._loss is None else self._loss + loss
         self._losses += 1
 
-    def trained(self, examples: int, global_examples: int, learning_rate: float) -> None:
-        """A minibatch is done; reports if it is time."""
+    def trained(self, examples: int) -> bool:
+        """A minibatch is done; says whether it is time for a report."""
         self.examples += examples
-        if self._now() - self._since >= PERIOD:
-            self.report(global_examples, learning_rate)
+        return self._now() - self._since >= PERIOD
 
     def report(self, global_examples: int, learning_rate: float) -> None:
         """One ``train`` event about the time since the last."""

@@ -1,9 +1,10 @@
-"""The user's own optimizers, watched: when they step, and whether the step is finite."""
+"""The user's own optimizers, watched: when they step, and whether the step may happen."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from unisono.strategies.base import Parcel
 class Optimizers:
     """One or several optimizers that together make one update.
 
-    The update begins with the first ``step`` and is done when each has stepped. ``before`` is
-    called when it begins and returns whether it may happen: if not, the gradients are taken away
-    for the length of the step, so that the optimizer finds nothing to do.
+    The update begins with the first ``step`` and is done when each has stepped, or when one of
+    them steps again. ``before`` is called when it begins and returns whether it may happen: if not,
+    the gradients are taken away, so that the optimizers find nothing to do.
     """
 
     def __init__(
@@ -36,13 +37,16 @@ class Optimizers:
         self._stepped: set[int] = set()
         self._may = True
         self._hooks: list[Any] = []
+        self._touched: tuple[torch.Tensor, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._optimizers)
 
     def watch(self) -> None:
         """Begins to watch."""
         for place, optimizer in enumerate(self._optimizers):
-            self._hooks.append(optimizer.register_step_pre_hook(self._pre))
-            post = lambda *_, place=place: self._post(place)  # noqa: E731
-            self._hooks.append(optimizer.register_step_post_hook(post))
+            self._hooks.append(optimizer.register_step_pre_hook(partial(self._pre, place)))
+            self._hooks.append(optimizer.register_step_post_hook(partial(self._post, place)))
 
     def unwatch(self) -> None:
         """Leaves the optimizers as they were."""
@@ -55,8 +59,22 @@ class Optimizers:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [p for group in groups for p in group["params"]]
 
+    def note_gradients(self) -> None:
+        """There are new gradients."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                self._touched = (parameter, parameter.grad._version)
+                return
+
     def gradients_gone(self) -> bool:
-        """Whether no gradient is left, as after ``zero_grad`` without a step before it."""
+        """Whether no gradient is left, as after ``zero_grad`` without a step before it.
+
+        Values are looked at only if somebody has written since ``note_gradients``.
+        """
+        if self._touched is not None:
+            parameter, version = self._touched
+            if parameter.grad is not None and parameter.grad._version == version:
+                return False
         return all(p.grad is None or not bool(p.grad.any()) for p in self.parameters())
 
     def clear_gradients(self) -> None:
@@ -69,6 +87,7 @@ class Optimizers:
         for optimizer in self._optimizers:
             optimizer.step()
 
+    @property
     def half_done(self) -> bool:
         """Whether some have stepped and some have not."""
         return bool(self._stepped)
@@ -91,7 +110,7 @@ class Optimizers:
 
     def export(self) -> Parcel:
         """The optimizers' state."""
-        return to_parcel("optimizers", [o.state_dict() for o in self._optimizers])
+        return to_parcel("optimizers", self.state_dicts())
 
     def take_over(self, parcel: Parcel) -> None:
         """The inverse of ``export``."""
@@ -108,9 +127,13 @@ class Optimizers:
 
     # Hooks.
 
-    def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _pre(
+        self, place: int, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if any(callable(a) for a in args[1:]) or kwargs.get("closure") is not None:
             raise UserError("optimizer.step(closure) is not supported: compute the loss before it")
+        if place in self._stepped:
+            self.finish_update()
         if not self._stepped:
             self._may = self._before()
         if not self._may:
@@ -118,8 +141,7 @@ class Optimizers:
                 for parameter in group["params"]:
                     parameter.grad = None
 
-    def _post(self, place: int) -> None:
+    def _post(self, place: int, *_: object) -> None:
         self._stepped.add(place)
         if len(self._stepped) == len(self._optimizers):
-            self._stepped.clear()
-            self._after()
+            self.finish_update()

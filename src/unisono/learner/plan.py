@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unisono.coordinator.client import Client
 from unisono.fabric import Address
 from unisono.pool.pool import Deal
-from unisono.pool.ranges import Range, cut
+from unisono.pool.ranges import Range, count, cut
 from unisono.strategies.base import Division, Terms
 
 NO_AGREEMENT = -1
@@ -25,6 +25,12 @@ class Minibatch:
     """Dealt: the last one of this learner's part; an ``EndOfPart`` follows."""
     stand_in: bool = False
     """Another learner's: computed to keep step, with weight 0."""
+    reached: int = 0
+    """How far the pool is handed out once it is trained, as a position.
+
+    Dealt: the same for all learners at the same step of a round, so that what a user makes of it
+    (a learning rate) is the same, too.
+    """
 
 
 @dataclass(frozen=True)
@@ -94,14 +100,18 @@ class Planner:
 
     def _round(self, deal: Deal, round_: int) -> Iterator[Item]:
         agreement = deal.first + round_
-        part = deal.part(round_, self.address)
-        last = part[-1][1] - 1 if part else None
-        for position in _positions(part):
-            yield Minibatch(position, agreement, ends_part=position == last)
-        width = deal.share * len(deal.members)
+        members = len(deal.members)
+        width = deal.share * members
         whole = cut(deal.ranges, round_ * width, (round_ + 1) * width)
+        part = deal.part(round_, self.address)
+        steps = count(part)
+        for step, position in enumerate(_positions(part), start=1):
+            handed_out = count(whole) if step == steps else step * members
+            reached = cut(whole, handed_out - 1, handed_out)[0][1]
+            yield Minibatch(position, agreement, ends_part=step == steps, reached=reached)
         if not part and self.terms.lockstep:
-            yield Minibatch(whole[0][0], agreement, ends_part=True, stand_in=True)
+            first, reached = whole[0][0], whole[-1][1]
+            yield Minibatch(first, agreement, ends_part=True, stand_in=True, reached=reached)
         yield EndOfPart(agreement, self._crosses(whole))
 
     def _crosses(self, ranges: list[Range]) -> bool:
@@ -119,7 +129,7 @@ class Planner:
                 yield Over(answer["leader"] == str(self.address))
                 return
             for position in _positions([(a, b) for a, b in answer["ranges"]]):
-                yield Minibatch(position)
+                yield Minibatch(position, reached=position + 1)
 
 
 def _positions(ranges: list[Range]) -> Iterator[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from unisono.coordinator.client import Client
@@ -25,8 +26,8 @@ class Storage(Protocol):
         """Copies the parameters into the vector."""
         ...
 
-    def write(self, vector: Any) -> None:
-        """Copies the vector into the parameters."""
+    def write(self, vector: Any, *, frozen: bool = False) -> None:
+        """Copies the vector into the parameters, into frozen ones only if asked to."""
         ...
 
     def add(self, vector: Any) -> None:
@@ -96,8 +97,29 @@ class LearnerReplica:
         self._pending_is_read = False
         self._trained = Work()
         self._updating = False
+        self._own: Vector | None = None
 
     # The learner's thread.
+
+    @property
+    def is_showing(self) -> bool:
+        """Whether the model holds something else than the learner's own parameters."""
+        return self._own is not None
+
+    @contextmanager
+    def showing(self, value: Vector) -> Iterator[None]:
+        """Inside, the model holds ``value``; what others see of this learner stays its own."""
+        with self._lock:
+            own: Vector = self._storage.new()
+            self._storage.read(own)()
+            self._write(value)
+            self._own = own
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._write(own)
+                self._own = None
 
     def begin_update(self) -> None:
         """The optimizer is about to step."""
@@ -127,9 +149,7 @@ class LearnerReplica:
     def replace(self, value: Vector) -> None:
         """Sets the parameters."""
         with self._lock:
-            self._storage.update_begins()
-            self._storage.write(value)
-            self._storage.update_ended()
+            self._write(value)
 
     def gradient(self) -> Vector:
         """A copy of the gradients."""
@@ -146,8 +166,9 @@ class LearnerReplica:
 
     def take_over(self, parcel: Parcel) -> None:
         """Takes over another learner's state."""
-        self.replace(parcel.vectors.pop("parameters"))
-        if parcel.vectors or "optimizers" in parcel.plain:
+        with self._lock:
+            self._write(parcel.vectors.pop("parameters"), frozen=True)
+        if parcel.vectors:
             self._optimizers.take_over(parcel)
 
     # Any thread.
@@ -168,10 +189,10 @@ class LearnerReplica:
     def add(self, delta: Vector) -> None:
         """Keeps a delta for the next update; the vector is the replica's from now on."""
         with self._lock:
-            if self._pending is None:
-                self._pending = delta
-            else:
-                self._pending.add(delta)
+            if self._pending is not None:
+                # Not the other way round: a snapshot may still be reading what was pending.
+                delta.add(self._pending)
+            self._pending, self._pending_is_read = delta, False
 
     def learning_rate(self) -> float:
         """The first group's current rate."""
@@ -194,10 +215,19 @@ class LearnerReplica:
         if self._log is not None:
             self._log({"who": str(self.fabric.address), **fields})
 
+    def _write(self, value: Vector, *, frozen: bool = False) -> None:
+        self._storage.update_begins()
+        self._storage.write(value, frozen=frozen)
+        self._storage.update_ended()
+
     def _begin_read(self) -> Callable[[], Vector]:
         """Fixes the instant of a snapshot; the copy may go on after the lock is free."""
         vector: Vector = self._storage.new()
-        finish = self._storage.read(vector)
+        if self._own is None:
+            finish = self._storage.read(vector)
+        else:
+            vector.assign(self._own)
+            finish = lambda: None  # noqa: E731
         pending = self._pending
         self._pending_is_read = pending is not None
 

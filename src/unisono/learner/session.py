@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from unisono.coordinator.client import Client
 from unisono.events import UserError
 from unisono.fabric import Fabric
-from unisono.learner.plan import Minibatch, Planner
+from unisono.learner.plan import Planner
 from unisono.learner.replica import LearnerReplica, OptimizerAccess, Storage
 from unisono.learner.stepper import Stepper
-from unisono.strategies.base import Parcel, Participant, Strategy
+from unisono.learner.task import Task
+from unisono.strategies.base import Participant, Strategy
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Task(Generic[T]):
-    """What is to be trained, and from where."""
-
-    total: int
-    """Positions over all epochs."""
-    batch_size: int
-    load: Callable[[Minibatch], T]
-    """Makes the data of a minibatch."""
-    examples: Callable[[Minibatch], int]
-    """How many examples a minibatch holds."""
-    fingerprint: str = ""
-    settled: Sequence[tuple[int, int]] = ()
-    """Positions that were settled before: a run that goes on."""
-    agreement: int = 0
-    """The number of the first agreement: not 0 for a run that goes on."""
-    checkpoint_every: int = 0
-    """Positions between checkpoints; 0: none."""
-    on_checkpoint: Callable[[int, Parcel], None] = lambda agreement, strategy: None
-    prefetch: int = 0
+__all__ = ["Session", "Task"]
 
 
 class Session(Generic[T]):
@@ -65,18 +45,15 @@ class Session(Generic[T]):
         want = max(1, min(terms.share // 4, 16))
         planner = Planner(self.client, fabric.address, terms, task.checkpoint_every, want)
         self._terms = terms
-        self.stepper: Stepper[T] = Stepper(
-            self.replica,
-            self.participant,
-            planner,
-            task.load,
-            task.examples,
-            prefetch=task.prefetch,
-            on_checkpoint=task.on_checkpoint,
-        )
+        self.stepper: Stepper[T] = Stepper(self.replica, self.participant, planner, task)
 
     def join(self) -> None:
-        """Becomes a member and says what it wants to train."""
+        """Becomes a member, gets its state and begins to plan."""
+        self.enroll()
+        self.stepper.start()
+
+    def enroll(self) -> bool:
+        """Becomes a member and says what it wants to train; whether it is the first to say it."""
         self.client.call("join", "session", endpoint=self.fabric.endpoint)
         job = {
             "total": self._task.total,
@@ -93,7 +70,7 @@ class Session(Generic[T]):
         )
         if answer["kind"] == "refused":
             raise UserError(answer["reason"])
-        self.stepper.start()
+        return bool(answer["new"])
 
     def leave(self) -> None:
         """Says goodbye once nothing of this learner is unsettled."""

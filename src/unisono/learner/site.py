@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from unisono.coordinator.journal import NoJournal
 from unisono.coordinator.service import Service, serve
+from unisono.events import UserError
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
 from unisono.fabric.local import Host
 from unisono.learner.checkpoint import commit
@@ -21,6 +22,8 @@ LEARNER = "UNISONO_LEARNER"
 LEARNERS = "UNISONO_LEARNERS"
 TIMEOUT = "UNISONO_TIMEOUT"
 COORDINATOR_SOCKET = "coordinator.sock"
+_NEVER_S = 1e7
+"""Alone nobody is held for dead: a process that is stopped stops its coordinator, too."""
 
 
 def commit_checkpoint(body: dict[str, Any]) -> None:
@@ -59,26 +62,29 @@ class Alone:
     cost: float = 0.0
     sink: Callable[[dict[str, Any]], None] | None = None
     service: Service | None = field(default=None, init=False)
+    _host: Host | None = field(default=None, init=False)
 
     def node(self, address: Address) -> Fabric:
         """The learner's node; its coordinator starts with it."""
-        self._host = Host()
-        coordinator = self._host.node(COORDINATOR)
+        host = self._host = Host()
+        coordinator = host.node(COORDINATOR)
         service = Service(
             coordinator,
             NoJournal(),
             expected=1,
-            timeout=self.timeout,
+            timeout=_NEVER_S,
             sink=self.sink,
             on_checkpoint=commit_checkpoint,
         )
         self.service = service
         coordinator.spawn("serve", lambda: serve(service))
-        return self._host.node(address)
+        return host.node(address)
 
     def close(self) -> None:
         """Ends the coordinator, too."""
-        self._host.close()
+        if self._host is not None:
+            self._host.close()
+            self._host = None
 
 
 @dataclass
@@ -107,6 +113,12 @@ class OnHost:
     def node(self, address: Address) -> Fabric:
         """A node of this process; the process listens from the first one on."""
         if self._host is None:
+            if (self.directory, self.number) in _lived:
+                raise UserError(
+                    "a run has one Learner a process: put all epochs into one draw(), or start "
+                    "another run for what comes after"
+                )
+            _lived.add((self.directory, self.number))
             self._host = Host(self.directory)
         return self._host.node(address, f"unix:{self.directory / COORDINATOR_SOCKET}")
 
@@ -116,6 +128,9 @@ class OnHost:
             self._host.close()
             self._host = None
 
+
+_lived: set[tuple[Path, int]] = set()
+"""Runs that this process has taken part in, and as which learner."""
 
 _site: ContextVar[Site | None] = ContextVar("unisono_site", default=None)
 

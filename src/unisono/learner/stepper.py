@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from unisono.events import UserError
 from unisono.learner.plan import Dry, EndOfPart, EnterDeal, Item, Minibatch, Over, Planner
 from unisono.learner.queue import Ahead
 from unisono.learner.replica import LearnerReplica
-from unisono.strategies.base import Division, Parcel, Participant, Work
+from unisono.learner.task import Task
+from unisono.strategies.base import Division, Participant, Work
 
 T = TypeVar("T")
 
@@ -20,7 +23,7 @@ class Stepper(Generic[T]):
     A minibatch is *open* from ``backward_done`` until ``update_done`` (its gradient is in an
     optimizer step) or ``skipped`` (it never will be). A part is closed by the update on its last
     minibatch, or by the following ``next`` if that update does not come: nobody waits for a step
-    that another skipped.
+    that another skipped. What is open when the pool has nothing more to give is skipped, too.
     """
 
     def __init__(
@@ -28,24 +31,23 @@ class Stepper(Generic[T]):
         replica: LearnerReplica,
         participant: Participant,
         planner: Planner,
-        load: Callable[[Minibatch], T],
-        examples: Callable[[Minibatch], int],
-        *,
-        prefetch: int,
-        on_checkpoint: Callable[[int, Parcel], None],
+        task: Task[T],
     ) -> None:
         self._replica = replica
         self._participant = participant
         self._planner = planner
-        self._load = load
-        self._examples = examples
-        self._prefetch = prefetch
-        self._on_checkpoint = on_checkpoint
+        self._task = task
+        self._lockstep = planner.terms.lockstep
         self._items: Iterator[tuple[Item, T | None]] | None = None
         self._current: Minibatch | None = None
+        self._seen = False
+        """Whether the current minibatch had its backward."""
+        self._agreed = False
+        """Whether its gradients were shared already."""
         self._open = Work()
         self._has_open = False
-        self._checkpoint: int | None = None
+        self._last_agreement = 0
+        self._checkpoint_due = False
         self.data_wait_s = 0.0
         self.leads = False
         """At the end: whether this learner is the one that sees to the final model."""
@@ -58,38 +60,46 @@ class Stepper(Generic[T]):
         if self._planner.terms.division is Division.DRAWN:
             self.entered = self._participant.enter(None)
         items = self._loaded()
-        if self._prefetch > 0:
-            items = iter(Ahead(self._replica.fabric, items, self._prefetch))
+        if self._task.prefetch > 0:
+            items = iter(Ahead(self._replica.fabric, items, self._task.prefetch))
         self._items = items
 
     def next(self) -> tuple[Minibatch, T] | None:
         """The next minibatch and its data; None when everything is settled."""
         assert self._items is not None
+        self._pass_over_unused()
         self._write_checkpoint()
         while True:
             began = self._replica.fabric.now()
             item, data = next(self._items, (None, None))
             if isinstance(item, Minibatch):
                 self.data_wait_s += self._replica.fabric.now() - began
-                self._current = item
+                self._current, self._seen, self._agreed = item, False, False
                 assert data is not None
                 return item, data
             if item is None:
+                self._current = None
                 return None
             self._handle(item)
             self._write_checkpoint()
 
     def backward_done(self, *, accumulate: bool = False) -> None:
         """The gradient of the current minibatch is there."""
-        assert self._current is not None
+        current = self._current
+        if current is None:
+            raise UserError("the data is over: backward belongs into the loop over learner.draw()")
         work = Work()
-        if not self._current.stand_in:
-            position = self._current.position
-            work = Work([(position, position + 1)], self._examples(self._current))
+        if not current.stand_in and not self._seen:
+            position = current.position
+            work = Work([(position, position + 1)], self._task.examples(current))
+        if self._lockstep and self._agreed:
+            raise UserError(
+                "the gradients of this minibatch were shared already: call backward with "
+                "accumulate=True for all but its last loss"
+            )
         self._open.add(work)
-        self._has_open = True
-        agreement = self._current.agreement
-        self._participant.after_backward(agreement, work, accumulate=accumulate)
+        self._has_open, self._seen, self._agreed = True, True, not accumulate
+        self._participant.after_backward(current.agreement, work, accumulate=accumulate)
 
     @property
     def has_open(self) -> bool:
@@ -98,19 +108,15 @@ class Stepper(Generic[T]):
 
     def update_done(self) -> None:
         """The optimizer has stepped on all open minibatches."""
-        work, self._open, self._has_open = self._open, Work(), False
+        work = self._close()
         self._replica.record(trained=work.note())
         self._replica.end_update(work)
         self._participant.after_update()
         self._end_part()
 
-    def skipped(self) -> int:
-        """The open minibatches will not be stepped on; says how many there were."""
-        work, self._open, self._has_open = self._open, Work(), False
-        if work.ranges:
-            self._replica.record(skipped=work.note())
-            self._replica.client.tell("skip", ranges=work.note())
-        return sum(stop - start for start, stop in work.ranges)
+    def skipped(self) -> None:
+        """The open minibatches will not be stepped on."""
+        self._tell_skipped(self._close())
 
     def finish(self) -> None:
         """Applies what is pending."""
@@ -118,8 +124,22 @@ class Stepper(Generic[T]):
         self._participant.finish()
 
     def _loaded(self) -> Iterator[tuple[Item, T | None]]:
+        """The plan with its data. Before the plan may wait for the pool all of it is out."""
+        ahead: deque[Item] = deque()
+        announced = 0
         for item in self._planner.items():
-            yield item, self._load(item) if isinstance(item, Minibatch) else None
+            ahead.append(item)
+            if isinstance(item, Minibatch):
+                self._task.announce(item)
+                announced += 1
+            room = 0 if isinstance(item, Dry | Over) else self._task.window
+            while ahead and (announced > room or not isinstance(ahead[0], Minibatch)):
+                first = ahead.popleft()
+                if isinstance(first, Minibatch):
+                    announced -= 1
+                    yield first, self._task.load(first)
+                else:
+                    yield first, None
 
     def _handle(self, item: Item) -> None:
         if isinstance(item, EnterDeal):
@@ -129,8 +149,33 @@ class Stepper(Generic[T]):
         elif isinstance(item, Over):
             self.leads = item.leads
         elif isinstance(item, Dry):
+            if self._has_open:
+                self._task.on_drop()
+                self.skipped()
             self._participant.flush()
             self._replica.client.tell("idle")
+
+    def _close(self) -> Work:
+        work, self._open, self._has_open = self._open, Work(), False
+        return work
+
+    def _tell_skipped(self, work: Work) -> None:
+        if work.ranges:
+            self._replica.record(skipped=work.note())
+            self._replica.client.tell("skip", ranges=work.note())
+
+    def _pass_over_unused(self) -> None:
+        """The user went on without a backward on the current minibatch."""
+        current = self._current
+        if current is None or self._seen:
+            return
+        if self._lockstep:
+            raise UserError(
+                "a minibatch was drawn and there was no backward: the others wait for its "
+                "gradients; use a strategy that is not in lockstep, for example averaging"
+            )
+        self._tell_skipped(Work([(current.position, current.position + 1)]))
+        self._current = None
 
     def _end_part(self) -> None:
         """Dealt: if this was the last minibatch of its part, the round happens in this step."""
@@ -143,15 +188,19 @@ class Stepper(Generic[T]):
 
     def _close_part(self, ended: EndOfPart) -> None:
         self._participant.end_of_part(ended.agreement)
-        if ended.checkpoint:
-            self._checkpoint = ended.agreement
+        self._last_agreement = ended.agreement
+        self._checkpoint_due |= ended.checkpoint
 
     def _write_checkpoint(self) -> None:
-        """Between two iterations of the user's loop, so that schedulers and scalers are in step."""
+        """Between two iterations of the user's loop, so that schedulers and scalers are in step.
+
+        Where every step is a round it waits for the end of an accumulation.
+        """
         due = self._participant.take_checkpoint()
-        if self._checkpoint is not None:
+        every_step = self._lockstep or not self._planner.terms.agrees
+        if self._checkpoint_due and not (every_step and self._has_open):
             self._participant.flush()
-            due = (self._checkpoint, self._participant.state())
-            self._checkpoint = None
+            due = (self._last_agreement, self._participant.state())
+            self._checkpoint_due = False
         if due is not None:
-            self._on_checkpoint(*due)
+            self._task.on_checkpoint(*due)

@@ -4,10 +4,12 @@ The parameters stay where torch has them: a vector is a copy, made with one mult
 nothing breaks when the model moves to another device, when weights are tied or frozen, when
 gradients are set to None, or when cuDNN lays recurrent weights out anew.
 
-The vector holds all parameters and, after them, all floating-point buffers (the running statistics
+The vector holds all parameters and, after them, the floating-point buffers (the running statistics
 of batch norm), in the order of the model, in float32 or, if the model has float64, in that; lower
 precisions are exchanged in float32, so that a mean is not rounded more often than it must be.
-Integer buffers stay each learner's own.
+Integers stay each learner's own, and so do buffers that are not finite when the learner is made:
+such a one is a mask, not a statistic. Frozen parameters are in the vector, so that a newcomer gets
+them, but no mean is written to them: it would change their last bits.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from torch import nn
 from unisono.events import UserError
 from unisono.fabric import TensorVector
 
+_KEPT = 4
+"""Vectors that are kept for the next use."""
+
 
 class ModelStorage:
     """Reads and writes the parameters and buffers of a model, and its gradients."""
@@ -28,79 +33,107 @@ class ModelStorage:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._free: list[TensorVector] = []
+        self._streams: _Streams | None = None
         for name, parameter in model.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise UserError(f"parameter {name} has no shape yet: run the model once first")
-        self._streams: _Streams | None = None
+            if parameter.is_complex():
+                raise UserError(f"parameter {name} is complex: keep its two parts as real numbers")
+        self._masks = {
+            name
+            for name, buffer in model.named_buffers()
+            if buffer.is_floating_point() and not bool(buffer.isfinite().all())
+        }
 
     @property
     def parameters(self) -> list[torch.Tensor]:
         """The parameters, tied ones once."""
-        return list(self._model.parameters())
+        return [p for p in self._model.parameters() if p.is_floating_point()]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """What is shared: parameters, then floating-point buffers."""
-        buffers = [b for b in self._model.buffers() if b.is_floating_point()]
-        return [*self.parameters, *buffers]
+        return [*self.parameters, *(buffer for _, buffer in self._buffers())]
 
     def fingerprint(self) -> str:
-        """Of names and shapes: the learners' models must be alike."""
-        text = repr([(n, tuple(p.shape)) for n, p in self._model.named_parameters()])
+        """Of names, shapes and the vector's type: the learners' models must be alike."""
+        named = [*self._model.named_parameters(), *self._buffers()]
+        text = repr([(name, tuple(t.shape)) for name, t in named] + [_dtype(self.tensors)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def check_device(self) -> None:
+        """Refuses a model that is spread over devices."""
+        devices = sorted({str(t.device) for t in self.tensors})
+        if len(devices) > 1:
+            raise UserError(
+                f"the model is spread over {', '.join(devices)}: a learner has one device"
+            )
 
     def new(self, count: int | None = None) -> TensorVector:
         """A vector of the model's size; its values are not set."""
         tensors = self.tensors
         count = sum(t.numel() for t in tensors) if count is None else count
+        dtype, pinned = _dtype(tensors), any(t.is_cuda for t in tensors)
         for place, vector in enumerate(self._free):
-            if len(vector) == count:
+            tensor = vector.tensor
+            if len(vector) == count and tensor.dtype == dtype and tensor.is_pinned() == pinned:
                 return self._free.pop(place)
-        wide = any(t.dtype == torch.float64 for t in tensors)
-        dtype = torch.float64 if wide else torch.float32
-        pinned = any(t.is_cuda for t in tensors)
         return TensorVector(torch.empty(count, dtype=dtype, pin_memory=pinned))
 
     def recycle(self, vector: TensorVector) -> None:
         """Gives a vector back that nobody uses any more."""
-        if len(self._free) < 4:
+        if len(self._free) < _KEPT:
             self._free.append(vector)
 
     def read(self, vector: TensorVector) -> Callable[[], None]:
         """Copies the model into the vector; it is there when the returned function has returned."""
         return self._out(vector, self.tensors)
 
-    def write(self, vector: TensorVector) -> None:
-        """Copies the vector into the model."""
-        self._in(vector, self.tensors, add=False)
+    def write(self, vector: TensorVector, *, frozen: bool = False) -> None:
+        """Copies the vector into the model, into its frozen parameters only if asked to."""
+        tensors, values = self._in(vector, frozen=frozen)
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(tensors, values)
 
     def add(self, vector: TensorVector) -> None:
         """Adds the vector to the model."""
-        self._in(vector, self.tensors, add=True)
+        tensors, values = self._in(vector, frozen=False)
+        if tensors:
+            with torch.no_grad():
+                values = [v.to(t.dtype) for v, t in zip(values, tensors, strict=True)]
+                torch._foreach_add_(tensors, values)
 
     def read_gradient(self) -> TensorVector:
-        """The gradients as a vector; a missing one is zero."""
+        """The gradients as a vector; a missing one is -0.
+
+        A sum of numbers is -0 only if each of them is: so the mean still tells what everybody
+        misses.
+        """
         parameters = self.parameters
         vector = self.new(sum(p.numel() for p in parameters))
-        _refuse_sparse(parameters)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        self._out(vector, grads)()
+        if any(p.grad is not None and p.grad.layout is not torch.strided for p in parameters):
+            raise UserError("sparse gradients are not supported: use sparse=False in the embedding")
+        grads = [torch.full_like(p, -0.0) if p.grad is None else p.grad for p in parameters]
+        self._out(vector, [grad.detach() for grad in grads])()
         return vector
 
     def write_gradient(self, vector: TensorVector) -> None:
-        """Sets the gradients; one that nobody has stays missing."""
+        """Sets the gradients; one that everybody misses is missing."""
         parameters = self.parameters
+        here, there = _views(vector, parameters), _views(_near(vector, parameters), parameters)
+        grads, values = [], []
         with torch.no_grad():
-            for parameter, part in zip(parameters, _views(vector, parameters), strict=True):
-                if parameter.grad is None and bool(part.any()):
-                    parameter.grad = torch.zeros_like(parameter)
-        present = [p for p in parameters if p.grad is not None]
-        pairs = zip(parameters, _views(vector, parameters), strict=True)
-        values = [part for parameter, part in pairs if parameter.grad is not None]
-        if present:
-            with torch.no_grad():
-                grads = [p.grad for p in present if p.grad is not None]
-                torch._foreach_copy_(grads, values, non_blocking=False)
+            for parameter, value, near in zip(parameters, here, there, strict=True):
+                if _is_missing(value):
+                    parameter.grad = None
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                grads.append(parameter.grad)
+                values.append(near)
+            if grads:
+                torch._foreach_copy_(grads, values)
 
     def update_begins(self) -> None:
         """CUDA: the update, on the current stream, waits for the snapshot that is under way."""
@@ -112,6 +145,10 @@ class ModelStorage:
         if self._streams is not None:
             self._streams.update_ended()
 
+    def _buffers(self) -> list[tuple[str, torch.Tensor]]:
+        named = self._model.named_buffers()
+        return [(n, b) for n, b in named if b.is_floating_point() and n not in self._masks]
+
     def _out(self, vector: TensorVector, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
         if not any(t.is_cuda for t in tensors):
             with torch.no_grad():
@@ -121,17 +158,14 @@ class ModelStorage:
             self._streams = _Streams(tensors[0].device)
         return self._streams.read(vector, tensors)
 
-    def _in(self, vector: TensorVector, tensors: Sequence[torch.Tensor], *, add: bool) -> None:
-        with torch.no_grad():
-            values = _views(vector, tensors)
-            if not add:
-                torch._foreach_copy_(list(tensors), values, non_blocking=True)
-                return
-            if any(t.is_cuda for t in tensors):
-                flat = vector.tensor.to(tensors[0].device, non_blocking=True)
-                values = _views(TensorVector(flat), tensors)
-            values = [v.to(t.dtype) for v, t in zip(values, tensors, strict=True)]
-            torch._foreach_add_(list(tensors), values)
+    def _in(
+        self, vector: TensorVector, *, frozen: bool
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The tensors to write to, and the vector's values for them, on their device."""
+        tensors = self.tensors
+        pairs = zip(tensors, _views(_near(vector, tensors), tensors), strict=True)
+        wanted = [(t, v) for t, v in pairs if frozen or t.requires_grad or not _is_parameter(t)]
+        return [t for t, _ in wanted], [v for _, v in wanted]
 
 
 class _Streams:
@@ -143,7 +177,6 @@ class _Streams:
         self._update_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._snapshot_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._update_done.record(torch.cuda.current_stream(device))
-        self._flat: torch.Tensor | None = None
 
     def update_begins(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._snapshot_done)
@@ -152,21 +185,34 @@ class _Streams:
         self._update_done.record(torch.cuda.current_stream(self._device))
 
     def read(self, vector: TensorVector, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
-        current = torch.cuda.current_stream(self._device)
         here = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        here.record(current)
+        here.record(torch.cuda.current_stream(self._device))
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.no_grad(), torch.cuda.stream(self._stream):
             self._stream.wait_event(here)
             self._stream.wait_event(self._update_done)
-            if self._flat is None or self._flat.numel() != len(vector):
-                kind = vector.tensor.dtype
-                self._flat = torch.empty(len(vector), dtype=kind, device=self._device)
-            torch._foreach_copy_(_views(TensorVector(self._flat), tensors), list(tensors))
+            flat = torch.empty(len(vector), dtype=vector.tensor.dtype, device=self._device)
+            torch._foreach_copy_(_views(TensorVector(flat), tensors), list(tensors))
             self._snapshot_done.record(self._stream)
-            vector.tensor.copy_(self._flat, non_blocking=True)
+            vector.tensor.copy_(flat, non_blocking=True)
             ready.record(self._stream)
         return ready.synchronize
+
+
+def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    wide = any(t.dtype == torch.float64 for t in tensors)
+    return torch.float64 if wide else torch.float32
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+def _near(vector: TensorVector, tensors: Sequence[torch.Tensor]) -> TensorVector:
+    """The vector on the tensors' device. Torch keeps pinned memory until it has been read."""
+    if not any(t.is_cuda for t in tensors):
+        return vector
+    return TensorVector(vector.tensor.to(tensors[0].device, non_blocking=True))
 
 
 def _views(vector: TensorVector, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -174,6 +220,11 @@ def _views(vector: TensorVector, tensors: Sequence[torch.Tensor]) -> list[torch.
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
-def _refuse_sparse(parameters: Sequence[torch.Tensor]) -> None:
-    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
-        raise UserError("sparse gradients are not supported: use sparse=False in the embedding")
+def _is_missing(value: torch.Tensor) -> bool:
+    """Whether all is -0; most gradients are told by their first number."""
+    if value.numel() == 0:
+        return False
+    first = value[(0,) * value.dim()]
+    if float(first) != 0.0 or not bool(first.signbit()):
+        return False
+    return bool(((value == 0) & value.signbit()).all())

@@ -83,8 +83,9 @@ class AgreeingParticipant(Participant):
             return self._enter_drawn()
         self._members = list(deal.members)
         if me == deal.sponsor and deal.newcomers:
-            # If this one dies now, the newcomers' model holds what it has not reported yet.
+            # Were this one to die unheard, the newcomers' model would hold what nobody reported.
             self.flush()
+            self.client.call("sync", "session")
             for newcomer in deal.newcomers:
                 self._send_state(newcomer)
         elif me in deal.newcomers:
@@ -93,6 +94,7 @@ class AgreeingParticipant(Participant):
                 self._receive_state(deal.sponsor)
             except Gone:
                 # The others have gone on from a point that nobody can give to this one any more.
+                self.client.call("retire", "session")
                 raise Refused(
                     f"{deal.sponsor.name} died while it was handing its state over"
                 ) from None

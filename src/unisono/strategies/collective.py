@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.fabric import Address, Fabric, Gone, Message, Vector
+from unisono.fabric import Address, Fabric, Gone, Message, TimedOut, Vector
 
 PORT = "collective"
 
@@ -66,14 +66,8 @@ class Collective:
             if member != me:
                 body = {"tag": tag, "step": 0, "weight": weight, "note": note}
                 self._fabric.send(member, PORT, body, vector.slice(*bounds[place]))
-        parts = {m: self._next(m, tag, 0) for m in members if m != me}
-        weights = {m: float(p.body["weight"]) for m, p in parts.items()} | {me: float(weight)}
-        notes = {m: p.body["note"] for m, p in parts.items()} | {me: note}
         mine = bounds[members.index(me)]
-        slices = {m: p.vector for m, p in parts.items()} | {me: vector.slice(*mine)}
-        _weighted_sum(result.slice(*mine), [(weights[m], slices[m]) for m in members])
-        for part in parts.values():
-            part.release()
+        notes = self._sum_up(members, tag, vector.slice(*mine), weight, note, result.slice(*mine))
         for member in members:
             if member != me:
                 self._fabric.send(member, PORT, {"tag": tag, "step": 1}, result.slice(*mine))
@@ -84,31 +78,76 @@ class Collective:
                 message.release()
         return {m: notes[m] for m in members}
 
+    def _sum_up(
+        self,
+        members: list[Address],
+        tag: list[int],
+        vector: Vector,
+        weight: float,
+        note: Any,
+        result: Vector,
+    ) -> dict[Address, Any]:
+        """The mean of everybody's part of this member's slice."""
+        me = self._fabric.address
+        parts: dict[Address, Message] = {}
+        try:
+            for member in members:
+                if member != me:
+                    parts[member] = self._next(member, tag, 0)
+            weights = {m: float(p.body["weight"]) for m, p in parts.items()} | {me: float(weight)}
+            slices = {m: p.vector for m, p in parts.items()} | {me: vector}
+            _weighted_sum(result, [(weights[m], slices[m]) for m in members])
+            return {m: p.body["note"] for m, p in parts.items()} | {me: note}
+        finally:
+            # Also what came of a collective that breaks: who sent it may need the credit.
+            for part in parts.values():
+                part.release()
+
     def _next(self, member: Address, tag: list[int], step: int) -> Message:
         """The member's message of this attempt; older ones are dropped, newer ones kept."""
         while True:
             early = self._early.get(member)
             message = early.pop(0) if early else self._fabric.receive(PORT, member)
-            if message.body["tag"] > tag:
+            of = message.body["tag"]
+            if of > tag:
                 self._early.setdefault(member, []).insert(0, message)
                 raise Aborted
-            given_up = "abort" in message.body
-            # One that gave an earlier collective up cannot come to this one before it has been
-            # helped over that, perhaps by this very member.
-            if given_up and (message.body["tag"] == tag or message.body["tag"][0] < tag[0]):
-                raise Aborted
-            if message.body["tag"] == tag and message.body["step"] == step:
+            if "abort" in message.body:
+                if of == tag:
+                    raise Aborted
+                # Who gave up an earlier collective, and has not been heard of since, waits to be
+                # helped over that, perhaps by this very member.
+                if of[0] < tag[0] and not (self._early.get(member) or self._hear(member)):
+                    raise Aborted
+            elif of == tag and message.body["step"] == step:
                 return message
             message.release()
 
+    def _hear(self, member: Address) -> bool:
+        """Takes in one more message of the member, if there is one already."""
+        try:
+            message = self._fabric.receive(PORT, member, timeout=0.0)
+        except (TimedOut, Gone):
+            return False
+        self._early.setdefault(member, []).append(message)
+        return True
+
     def _abort(self, members: Sequence[Address], tag: list[int]) -> None:
-        """Wakes those who wait for this member; it will not go on."""
-        for member in members:
-            if member != self._fabric.address:
-                try:
-                    self._fabric.send(member, PORT, {"tag": tag, "abort": True})
-                except Gone:
-                    continue
+        """Wakes those who wait for this member, and makes room for the next attempt.
+
+        What the others sent for this one is dropped now: if it stayed, a few attempts in a row
+        would use up their credit, and they would wait here instead of standing by.
+        """
+        others = [m for m in members if m != self._fabric.address]
+        for member in others:
+            try:
+                self._fabric.send(member, PORT, {"tag": tag, "abort": True})
+            except Gone:
+                continue
+        for member in others:
+            while self._hear(member):
+                if self._early[member][-1].body["tag"] <= tag:
+                    self._early[member].pop().release()
 
 
 def _bounds(count: int, parts: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from unisono.coordinator.state import State
 from unisono.fabric import Fabric
+from unisono.learner.plan import Minibatch
 from unisono.pool.ranges import Range
 from unisono.strategies.base import Strategy
 from unisono.testing.coverage import Coverage
@@ -55,7 +56,12 @@ class Cluster:
         raise NotImplementedError
 
     def toy(self, fabric: Fabric, coverage: Coverage) -> ToyLearner:
-        """One of its learners."""
+        """One of its learners; what it trains goes into ``coverage``."""
+
+        def before_step(toy: ToyLearner, minibatch: Minibatch) -> None:
+            if not minibatch.stand_in:
+                coverage.train(toy.fabric.address, minibatch.position)
+
         return ToyLearner(
             fabric,
             self.strategy,
@@ -65,5 +71,5 @@ class Cluster:
             timeout=self.timeout,
             prefetch=self.prefetch,
             settled=self.settled,
-            before_step=lambda toy, m: m.stand_in or coverage.train(toy.fabric.address, m.position),
+            before_step=before_step,
         )

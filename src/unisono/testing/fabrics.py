@@ -250,14 +250,18 @@ class _ProcessesPlay:
     def _serve(
         self, asker: Address, then: Callable[[], None], what: str, whom: Address | None = None
     ) -> None:
-        answer = lambda: self._processes.answer(str(asker), None)  # noqa: E731
+        def answer() -> None:
+            self._processes.answer(str(asker), None)
+
         if what == "ready":
             self._ready(asker, then)
         elif what == "start":
             assert whom is not None
             self.start(whom, answer)
         else:
-            getattr(self._processes, what)(str(whom))
+            processes = self._processes
+            faults = {"kill": processes.kill, "pause": processes.pause, "resume": processes.resume}
+            faults[what](str(whom))
             answer()
 
     def _ready(self, address: Address, then: Callable[[], None]) -> None:

@@ -1,54 +1,21 @@
-"""What can go wrong in a simulated cluster, and when."""
+"""Faults drawn at random, for clusters of toy learners."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
+from unisono.simulation.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
 
-@dataclass(frozen=True)
-class Kill:
-    """kill -9 of a learner."""
-
-    at: float
-    number: int
-
-
-@dataclass(frozen=True)
-class KillCoordinator:
-    """kill -9 of the coordinator, which comes back from its journal."""
-
-    at: float
-    back_after: float = 1.0
-
-
-@dataclass(frozen=True)
-class Pause:
-    """SIGSTOP of a learner, and SIGCONT."""
-
-    at: float
-    number: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A learner and the coordinator do not reach each other for a while."""
-
-    at: float
-    number: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Join:
-    """A learner that comes late."""
-
-    at: float
-    number: int
-
-
-Fault = Kill | KillCoordinator | Pause | Cut | Join
+__all__ = [
+    "Cut",
+    "Fault",
+    "Join",
+    "Kill",
+    "KillCoordinator",
+    "Pause",
+    "draw_faults",
+    "struck",
+]
 
 
 def draw_faults(source: random.Random, learners: int, span: float) -> list[Fault]:

@@ -16,6 +16,12 @@ from unisono.strategies.base import Parcel, Participant, Replica, Snapshot, Stra
 Numbers = NDArray[np.float64]
 
 
+def numbers(vector: Vector) -> Numbers:
+    """A copy of the values."""
+    assert isinstance(vector, TensorVector)
+    return np.array(vector.tensor, dtype=np.float64)
+
+
 class Kind(Enum):
     """What happened."""
 
@@ -68,11 +74,9 @@ class Ledger:
 
     def write(self, kind: Kind, vector: Vector, round_: int = 0, work: Work | None = None) -> None:
         """Adds a line with a copy of the vector."""
-        assert isinstance(vector, TensorVector)
-        numbers = np.array(vector.tensor, dtype=np.float64)
         weight = 0 if work is None else work.examples
         ranges = () if work is None else tuple(work.ranges)
-        self.entries.append(Entry(kind, round_, numbers, weight, ranges))
+        self.entries.append(Entry(kind, round_, numbers(vector), weight, ranges))
 
     def exchanges(self) -> list[Exchange]:
         """What went out, with all that came back before the next went out."""

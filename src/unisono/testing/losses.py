@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unisono.fabric import Address
 
@@ -147,6 +149,6 @@ class Marks:
         gradient.view(self.total, -1)[int(data), life] = -1 / self.rate
         return gradient
 
-    def read(self, consensus: torch.Tensor) -> torch.Tensor:
+    def read(self, consensus: NDArray[np.float64]) -> NDArray[np.float64]:
         """The marks as a table: a row a position, a column a life."""
-        return consensus.view(self.total, -1)
+        return consensus.reshape(self.total, -1)

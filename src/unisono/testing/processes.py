@@ -25,7 +25,7 @@ _CONTEXT.set_forkserver_preload(["torch", "unisono.testing.fabrics"])
 _ASK, _END = "ask", "end"
 
 
-class ProcessesFailed(AssertionError):
+class ProcessesFailed(AssertionError):  # noqa: N818
     """Some process did not end well; the text says which, and how."""
 
 
@@ -56,7 +56,11 @@ class _Child:
 
 
 def _main(
-    target: Callable[..., Any], arguments: tuple[Any, ...], pipe: Connection, stacks: str, asks: bool
+    target: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    pipe: Connection,
+    stacks: str,
+    asks: bool,
 ) -> None:
     """What a started process does. One that hangs writes its stacks when it is asked to."""
     torch.set_num_threads(1)
@@ -122,7 +126,7 @@ class Processes:
         self._children[name].pipe.send(value)
 
     def kill(self, name: str) -> None:
-        """kill -9; returns when the process is dead. Its end is no trouble then."""
+        """SIGKILL; returns when the process is dead. Its end is no trouble then."""
         child = self._children[name]
         child.expendable = True
         child.process.kill()
@@ -156,7 +160,8 @@ class Processes:
                 raise ProcessesFailed(self._report_hung())
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                self._hear(handles[pipe])
+                if not pipe.closed:  # by one that was heard before
+                    self._hear(handles[pipe])
         return {name: child.result for name, child in self._children.items()}
 
     def _hear(self, child: _Child) -> None:

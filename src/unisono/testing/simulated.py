@@ -33,7 +33,7 @@ class ToyCluster(Cluster):
     def run(self) -> ToyRun:
         """Runs to the end; raises ``Stuck`` if there is none."""
         self.kernel = Kernel(schedule=self.schedule, network=self.network, limit=self.limit)
-        # Where every order is walked nothing dies unseen, and timers would only multiply the orders.
+        # Where all orders are walked nothing dies unseen, and timers would only multiply them.
         self._patient = isinstance(self.schedule, Exhaustive)
         self._toys: list[ToyLearner] = []
         self._coverage = Coverage()

@@ -19,7 +19,7 @@ from unisono.learner.plan import Minibatch
 from unisono.learner.session import Session, Task
 from unisono.pool.ranges import Range
 from unisono.strategies.base import Parcel, Strategy, Work
-from unisono.testing.ledger import Kind, Ledger, Ledgered
+from unisono.testing.ledger import Kind, Ledger, Ledgered, Numbers, numbers
 from unisono.testing.losses import Loss, Targets
 
 BATCH = 4
@@ -50,7 +50,7 @@ class ToyStorage:
         vector.assign(self.parameters)
         return lambda: None
 
-    def write(self, vector: TensorVector) -> None:
+    def write(self, vector: TensorVector, *, frozen: bool = False) -> None:
         """Copies a vector in."""
         self.parameters.assign(vector)
 
@@ -104,9 +104,9 @@ class Result:
     """The positions that it trained, in order, over all its lives."""
     ledger: Ledger = field(default_factory=Ledger)
     rounds: int = 0
-    final: torch.Tensor | None = None
+    final: Numbers | None = None
     """Its parameters at the end; None if it did not come to an orderly one."""
-    consensus: torch.Tensor | None = None
+    consensus: Numbers | None = None
     """What the strategy hands out at the end."""
 
 
@@ -191,11 +191,10 @@ class ToyLearner:
         self.session.leave()
         if not stepper.entered:
             return
-        final = self.storage.parameters.tensor.clone()
+        own = self.storage.parameters
         consensus = self.session.participant.consensus()
-        assert consensus is None or isinstance(consensus, TensorVector)
-        self.result.consensus = final if consensus is None else consensus.tensor.clone()
-        self.result.final = final
+        self.result.consensus = numbers(own if consensus is None else consensus)
+        self.result.final = numbers(own)
 
     def _task(self) -> Task[torch.Tensor]:
         return Task(

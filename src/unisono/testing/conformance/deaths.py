@@ -186,7 +186,7 @@ def one_who_is_held_for_dead_harms_nobody(node: Fabric, stage: Stage) -> None:
 
 @case(A, B)
 def a_newcomer_is_reached_and_reaches(node: Fabric, stage: Stage) -> None:
-    """The next life of B is another address; its messages are never taken for those of the first."""
+    """The next life of B is another address: nobody takes its messages for those of the first."""
     if node.address == A:
         node.send(B, "x", {"n": 0})
         assert node.receive("x", B).body["n"] == 1

@@ -1,0 +1,348 @@
+"""A node of this process: activities are threads, messages go through lines."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from unisono.fabric.address import COORDINATOR, Address
+from unisono.fabric.base import Body, Cancelled, Gone, Member, Message, View, encode
+from unisono.fabric.lines import Line, LoopLine, SocketLine
+from unisono.fabric.parking import check_parking
+from unisono.fabric.ports import Port
+from unisono.fabric.vector import TensorVector, Vector
+
+if TYPE_CHECKING:
+    from unisono.fabric.local import Host
+
+T = TypeVar("T")
+_RETRY = 0.05
+_LINGER = 5.0
+
+
+class LocalNode:
+    """A ``Fabric`` whose activities are threads.
+
+    Two things make somebody out of reach. ``_gone`` are the declared: their messages are dropped
+    and their connections refused, for good. The coordinator is ``_away`` while the connection to
+    it is broken; it is never refused, because its next life may speak before it is found again.
+    """
+
+    def __init__(self, host: Host, address: Address) -> None:
+        self._host = host
+        self._address = address
+        self._view = View()
+        self._ports: dict[str, Port] = {}
+        self._lines: dict[Address, Line] = {}
+        self._endpoints: dict[Address, str] = {}
+        self._gone: set[Address] = set()
+        self._away = False
+        self._lock = threading.RLock()
+        self._credit_changed = threading.Condition()
+        self._reason: BaseException | None = None
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.bytes_sent = 0
+
+    @property
+    def address(self) -> Address:
+        """Who this node is."""
+        return self._address
+
+    @property
+    def endpoint(self) -> str:
+        """Where other processes reach this node."""
+        return self._host.endpoint
+
+    def now(self) -> float:
+        """Seconds of the monotonic clock, which all processes of a host share."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Parks this thread."""
+        check_parking()
+        self._over.wait(min(seconds, threading.TIMEOUT_MAX))
+        self._raise_if_cancelled()
+
+    def lock(self) -> threading.RLock:
+        """A thread lock."""
+        return threading.RLock()
+
+    def members(self) -> View:
+        """Who takes part."""
+        return self._view
+
+    def set_members(self, view: View) -> None:
+        """Takes over a newer view; what the leavers sent is in their ports before they are gone."""
+        with self._lock:
+            if view.version <= self._view.version:
+                return
+            before = {m.address for m in self._view.members}
+            after = {m.address for m in view.members}
+            self._view = view
+            for member in view.members:
+                self._endpoints[member.address] = member.endpoint
+        gone, joined = before - after, after - before
+        declare = lambda: self._declare(gone, joined, view.version)  # noqa: E731
+        self._host.drain(self._address, gone, declare, end=True)
+
+    def _declare(self, gone: set[Address], joined: set[Address], version: int) -> None:
+        with self._lock:
+            self._gone |= gone
+            lines = [self._lines.pop(address) for address in gone if address in self._lines]
+        for line in lines:
+            line.drop()
+        notice = {
+            "kind": "members",
+            "version": version,
+            "gone": [str(a) for a in sorted(gone)],
+            "joined": [str(a) for a in sorted(joined)],
+        }
+        self._notify(notice)
+
+    def _notify(self, notice: Body) -> None:
+        """Tells the ports that want to know of members, and lets everybody look again."""
+        with self._lock:
+            ports = list(self._ports.values())
+        for port in ports:
+            if port.members:
+                port.put(Message(self._address, notice))
+        self._wake()
+
+    def _wake(self) -> None:
+        """Lets all that wait look whether they still should."""
+        with self._lock:
+            ports = list(self._ports.values())
+        for port in ports:
+            port.wake()
+        with self._credit_changed:
+            self._credit_changed.notify_all()
+
+    def meet(self, member: Member) -> None:
+        """Learns where somebody is reached."""
+        with self._lock:
+            self._endpoints[member.address] = member.endpoint
+
+    def spawn(self, name: str, activity: Callable[[], None]) -> None:
+        """Starts a thread."""
+
+        def run() -> None:
+            try:
+                activity()
+            except Cancelled:
+                return
+            except BaseException as error:
+                self.cancel(error)
+
+        title = f"{self._address.name}:{name}"
+        thread = threading.Thread(target=run, name=title, daemon=True)
+        with self._lock:
+            self._threads = [t for t in self._threads if t.is_alive()]
+            thread.start()
+            self._threads.append(thread)
+
+    def port(self, name: str, *, members: bool = False, lost: bool = False) -> None:
+        """Opens a port."""
+        port = self._port(name)
+        port.members |= members
+        port.lost |= lost
+
+    def post(self, port: str, body: Body) -> None:
+        """A message to oneself."""
+        self._port(port).put(Message(self._address, body))
+
+    def send(
+        self,
+        to: Address,
+        port: str,
+        body: Body,
+        vector: Vector | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Sends; see ``Fabric.send``."""
+        assert vector is None or isinstance(vector, TensorVector)
+        if wait:
+            check_parking()
+        data = encode(body)
+
+        def check() -> None:
+            self._raise_if_cancelled()
+            if self._is_out_of_reach(to):
+                raise Gone(to)
+
+        check()
+        line = self._line(to)
+        if line is None:
+            return
+        line.send(port, data, vector, check if wait else None)
+        if vector is not None:
+            with self._lock:
+                self.bytes_sent += vector.nbytes
+
+    def receive(
+        self, port: str, from_: Address | None = None, timeout: float | None = None
+    ) -> Message:
+        """The next message; see ``Fabric.receive``."""
+        check_parking()
+        message = self._port(port).take(
+            from_, timeout, self._is_out_of_reach, self._raise_if_cancelled
+        )
+        if message.vector is None:
+            message.release()
+        return message
+
+    def compute(self, work: Callable[[], T], cost: float) -> T:
+        """Runs ``work``."""
+        return work()
+
+    def keep_random_state(self) -> None:
+        """Nothing to do: a process that is one learner has its generators for itself."""
+
+    def cancel(self, reason: BaseException) -> None:
+        """Ends every blocking call of this node; the first reason is kept."""
+        with self._lock:
+            self._reason = self._reason or reason
+        self._over.set()
+        self._wake()
+
+    def close(self) -> None:
+        """Cancels, joins the threads, ends the connections."""
+        self.cancel(Cancelled("closed"))
+        while threads := self._others():
+            for thread in threads:
+                thread.join()
+        with self._lock:
+            lines = list(self._lines.values())
+            self._lines.clear()
+        for line in lines:
+            line.close()
+        deadline = self.now() + _LINGER
+        for line in lines:
+            line.join(max(0.0, deadline - self.now()))
+        self._host.remove(self._address)
+
+    def _others(self) -> list[threading.Thread]:
+        me = threading.current_thread()
+        with self._lock:
+            return [t for t in self._threads if t is not me and t.is_alive()]
+
+    def is_gone(self, address: Address) -> bool:
+        """Whether that member was declared gone."""
+        return address in self._gone
+
+    def deliver(self, port: str, message: Message) -> None:
+        """Called by lines: a message has come."""
+        if not self.is_gone(message.sender):
+            self._port(port).put(message)
+
+    def tell_lost(self, sender: Address) -> None:
+        """Called by the host: a peer's connection to this node has ended."""
+        with self._lock:
+            ports = [p for p in self._ports.values() if p.lost]
+        for port in ports:
+            port.put(Message(self._address, {"kind": "lost", "who": str(sender)}))
+
+    def tell_closed(self, neighbour: Address) -> None:
+        """Called by the host: another node of this process has closed."""
+        with self._lock:
+            self._lines.pop(neighbour, None)
+        self.tell_lost(neighbour)
+
+    def seek_coordinator(self, coordinator: Member) -> None:
+        """Connects to the coordinator as soon as it can be reached, now and after each loss."""
+        self.meet(coordinator)
+        self._away = True
+        assert self._host.reactor is not None
+        self._host.reactor.call(self._try_coordinator)
+
+    def _try_coordinator(self) -> None:
+        assert self._host.reactor is not None
+        if self._over.is_set():
+            return
+        sock = self._host.connect(self._endpoints[COORDINATOR])
+        if sock is None:
+            self._host.reactor.call_later(_RETRY, self._try_coordinator)
+            return
+        self._socket_line(sock, COORDINATOR, self._coordinator_found, self._coordinator_lost)
+
+    def _coordinator_found(self, line: SocketLine) -> None:
+        with self._lock:
+            if self._over.is_set():
+                line.drop()
+                return
+            self._lines[COORDINATOR] = line
+            self._away = False
+        self._notify({"kind": "coordinator"})
+
+    def _coordinator_lost(self, line: SocketLine) -> None:
+        def leave() -> None:
+            with self._lock:
+                self._away = True
+            self._line_ended(COORDINATOR, line)
+            self._wake()
+
+        assert self._host.reactor is not None
+        self._host.drain(self._address, {COORDINATOR}, leave, end=False)
+        self._host.reactor.call_later(_RETRY, self._try_coordinator)
+
+    def _socket_line(
+        self,
+        sock: socket.socket,
+        to: Address,
+        on_ready: Callable[[SocketLine], None],
+        on_end: Callable[[SocketLine], None],
+    ) -> SocketLine:
+        assert self._host.reactor is not None
+        greeting = {"from": str(self._address), "to": str(to)}
+        return SocketLine(
+            sock,
+            self._host.reactor,
+            self._host.slots,
+            greeting,
+            self._credit_changed,
+            on_ready,
+            on_end,
+        )
+
+    def _line_ended(self, to: Address, line: Line) -> None:
+        with self._lock:
+            if self._lines.get(to) is line:
+                del self._lines[to]
+
+    def _line(self, to: Address) -> Line | None:
+        """The connection, made if need be; None: nobody listens there."""
+        with self._lock:
+            line = self._lines.get(to)
+            if line is not None or (self._away and to == COORDINATOR):
+                return line
+            here = self._host.here(to)
+            if here is not None:
+                line = LoopLine(self._address, here.deliver, self._credit_changed)
+            elif self._endpoints.get(to):
+                sock = self._host.connect(self._endpoints[to])
+                if sock is None:
+                    return None
+                line = self._socket_line(
+                    sock, to, lambda line: None, lambda line: self._line_ended(to, line)
+                )
+            if line is not None:
+                self._lines[to] = line
+            return line
+
+    def _port(self, name: str) -> Port:
+        with self._lock:
+            port = self._ports.get(name)
+            if port is None:
+                port = self._ports[name] = Port()
+            return port
+
+    def _is_out_of_reach(self, address: Address) -> bool:
+        return address in self._gone or (self._away and address == COORDINATOR)
+
+    def _raise_if_cancelled(self) -> None:
+        if self._reason is not None:
+            raise Cancelled(str(self._reason)) from self._reason

@@ -1,0 +1,114 @@
+"""The learner's lives in a run: one session after the other."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from unisono.coordinator.client import Refused
+from unisono.events import UserError
+from unisono.fabric import Cancelled
+from unisono.learner.plan import Minibatch
+from unisono.learner.session import Session
+from unisono.learner.site import Site, address_at
+
+_LONGEST_TRACEBACK = 32768
+
+
+class Lives:
+    """Sessions of one learner.
+
+    A refusal (the learner was held for dead) ends a life, not the loop: until the next minibatch
+    nothing that the user does has an effect on the run, and that minibatch is drawn in the next
+    life, with the state of a learner that is in step.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        make: Callable[[Any], Session[Any]],
+        on_birth: Callable[[Session[Any]], None],
+        on_rebirth: Callable[[], None],
+    ) -> None:
+        self._site = site
+        self._make = make
+        self._on_birth = on_birth
+        self._on_rebirth = on_rebirth
+        self._incarnation = 0
+        self._refused = False
+        self.current: Session[Any] | None = None
+        """The life that is lived, or the last one; None between two."""
+
+    @property
+    def session(self) -> Session[Any]:
+        """The current life."""
+        assert self.current is not None
+        return self.current
+
+    def next(self) -> tuple[Minibatch, Any] | None:
+        """The next minibatch, in the next life if this one was refused."""
+        while True:
+            found = None
+            with self.surviving():
+                if self.current is None:
+                    self._begin()
+                found = self.session.stepper.next()
+                if found is None:
+                    self.session.stepper.finish()
+            if not self._refused:
+                return found
+            self.session.fabric.close()
+            self.current = None
+            self._refused = False
+            self._incarnation += 1
+            self._on_rebirth()
+
+    @contextmanager
+    def surviving(self) -> Iterator[None]:
+        """A refusal inside ends the life, quietly."""
+        try:
+            yield
+        except (Cancelled, Refused) as end:
+            if not isinstance(reason_of(end), Refused):
+                raise
+            self._refused = True
+            if self.current is not None:
+                self.current.replica.abort_update()
+
+    def end(self, error: BaseException | None) -> None:
+        """The loop is over: leaves in good order, or says what went wrong."""
+        if self.current is None:
+            return
+        if error is None:
+            self.current.replica.abort_update()
+            with self.surviving():
+                self.current.client.call("leave", "session")
+        elif isinstance(error, Exception) and not isinstance(error, Cancelled):
+            self.current.replica.abort_update()
+            self._report(error)
+
+    def _begin(self) -> None:
+        fabric = self._site.node(address_at(self._site, self._incarnation))
+        fabric.keep_random_state()
+        self.current = self._make(fabric)
+        self._on_birth(self.current)
+
+    def _report(self, error: Exception) -> None:
+        """A bug (or bad input) ends the run everywhere, with this traceback first."""
+        if isinstance(error, UserError):
+            text = str(error)
+        else:
+            text = "".join(traceback.format_exception(error))
+        try:
+            self.session.client.tell("failed", traceback=text[-_LONGEST_TRACEBACK:])
+        except Cancelled:
+            return
+
+
+def reason_of(end: BaseException) -> BaseException:
+    """Why a node was cancelled; any other exception is its own reason."""
+    if isinstance(end, Cancelled) and end.__cause__ is not None:
+        return end.__cause__
+    return end

@@ -1,0 +1,41 @@
+"""What a learner is to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from unisono.learner.plan import Minibatch
+from unisono.strategies.base import Parcel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Task(Generic[T]):
+    """What is to be trained, and from where."""
+
+    total: int
+    """Positions over all epochs."""
+    batch_size: int
+    load: Callable[[Minibatch], T]
+    """Makes the data of a minibatch, or waits for it."""
+    examples: Callable[[Minibatch], int]
+    """How many examples a minibatch holds."""
+    fingerprint: str = ""
+    settled: Sequence[tuple[int, int]] = ()
+    """Positions that were settled before: a run that goes on."""
+    agreement: int = 0
+    """The number of the first agreement: not 0 for a run that goes on."""
+    checkpoint_every: int = 0
+    """Positions between checkpoints; 0: none."""
+    on_checkpoint: Callable[[int, Parcel], None] = lambda agreement, strategy: None
+    on_drop: Callable[[], None] = lambda: None
+    """Takes gradients away that no step will use."""
+    prefetch: int = 0
+    """Minibatches that are loaded ahead."""
+    announce: Callable[[Minibatch], None] = lambda minibatch: None
+    """Says that a minibatch will be loaded, in this order."""
+    window: int = 0
+    """Minibatches between ``announce`` and ``load``, while the pool has any."""

@@ -1,0 +1,196 @@
+"""A user's own loop on a simulated cluster: real models, a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.coordinator.client import Abandoned
+from unisono.coordinator.journal import MemoryJournal
+from unisono.coordinator.service import Service, serve
+from unisono.coordinator.state import State
+from unisono.fabric import COORDINATOR, Address, Fabric, learner
+from unisono.fabric.kernel import Kernel, Network
+from unisono.fabric.schedules import Schedule
+from unisono.fabric.simulated import SimulatedNode
+from unisono.learner.site import at_site, commit_checkpoint
+from unisono.simulation.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
+
+
+@dataclass
+class LoopsRun:
+    """What came out of a simulated run."""
+
+    state: State
+    """The coordinator's, at the end."""
+    seconds: float
+    """How long it took on the virtual clock."""
+    events: list[dict[str, Any]]
+    """What the learners told for the metrics."""
+    errors: dict[int, Exception]
+    """What each loop that failed raised, in the order of time."""
+
+
+def run_loops(
+    loop: Callable[[], None],
+    *,
+    learners: int,
+    cost: float = 1.0,
+    slowness: Mapping[int, float] | None = None,
+    schedule: Schedule | None = None,
+    network: Network | None = None,
+    timeout: float = 10.0,
+    faults: Sequence[Fault] = (),
+    limit: float = 1e6,
+    check: bool = True,
+) -> LoopsRun:
+    """Runs the same function once a learner, each as if it were alone in a process of its own.
+
+    A ``unisono.Learner`` made in it lives on a node of the simulated fabric; its numbers are real,
+    and each learner has random generators of its own, which begin as they are now.
+
+    Args:
+        loop: the user's training, from the model to the last minibatch.
+        learners: how many.
+        cost: seconds that one ``backward`` takes.
+        slowness: how many times longer it takes at some learners, by number.
+        schedule: who runs next where the clock leaves it open.
+        network: what a message costs; by default ten milliseconds.
+        timeout: seconds until a silent learner is declared dead.
+        faults: what goes wrong, and when.
+        limit: seconds after which the run counts as stuck.
+        check: raise the first error of a loop; without it they are in the result.
+
+    Returns:
+        What the coordinator knows at the end.
+
+    Raises:
+        Stuck: nobody can go on, or ``limit`` passed.
+    """
+    loops = _Loops(loop, learners, cost, dict(slowness or {}), schedule, network, timeout, limit)
+    run = loops.run(faults)
+    if check:
+        for error in _first_first(run.errors):
+            raise error
+    return run
+
+
+def _first_first(errors: Mapping[int, Exception]) -> list[Exception]:
+    """The cause before what followed from it."""
+    return sorted(errors.values(), key=lambda error: isinstance(error, Abandoned))
+
+
+@dataclass
+class _Site:
+    """A simulated learner's place; see ``unisono.learner.site.Site``."""
+
+    loops: _Loops
+    number: int
+    learners: int
+    timeout: float
+    cost: float
+    current: SimulatedNode
+    _used: bool = field(default=False, init=False)
+
+    def node(self, address: Address) -> Fabric:
+        """The node that was made with the loop, then one for each later life."""
+        if self._used:
+            self.current = self.loops.node(address)
+            self.loops.kernel.adopt(self.current)
+        self._used = True
+        return self.current
+
+    def close(self) -> None:
+        """Closes the node, unless it was killed."""
+        if self.loops.kernel.nodes.get(self.current.address) is self.current:
+            self.current.close()
+
+
+class _Loops:
+    def __init__(
+        self,
+        loop: Callable[[], None],
+        learners: int,
+        cost: float,
+        slowness: dict[int, float],
+        schedule: Schedule | None,
+        network: Network | None,
+        timeout: float,
+        limit: float,
+    ) -> None:
+        self._loop = loop
+        self._learners = learners
+        self._cost = cost
+        self._slowness = slowness
+        self._timeout = timeout
+        network = network or Network(latency=0.01)
+        self.kernel = Kernel(schedule=schedule, network=network, limit=limit)
+        self._journal = MemoryJournal()
+        self._events: list[dict[str, Any]] = []
+        self._errors: dict[int, Exception] = {}
+
+    def run(self, faults: Sequence[Fault]) -> LoopsRun:
+        self._start_coordinator()
+        for number in range(self._learners):
+            self._start(number)
+        for fault in faults:
+            self.kernel.at(fault.at, lambda fault=fault: self._inject(fault))
+        self.kernel.run()
+        return LoopsRun(self._service.state, self.kernel.now, self._events, self._errors)
+
+    def node(self, address: Address) -> SimulatedNode:
+        return SimulatedNode(self.kernel, address, self._slowness.get(address.number, 1.0))
+
+    def _start(self, number: int) -> None:
+        node = self.node(learner(number))
+        site = _Site(self, number, self._learners, self._timeout, self._cost, node)
+        self.kernel.keep_random_state(node)
+
+        def main() -> None:
+            try:
+                with at_site(site):
+                    self._loop()
+            except Exception as error:
+                self._errors[number] = error
+
+        self.kernel.main(node, main)
+
+    def _start_coordinator(self) -> None:
+        node = SimulatedNode(self.kernel, COORDINATOR)
+        service = self._service = Service(
+            node,
+            self._journal,
+            expected=self._learners,
+            timeout=self._timeout,
+            sink=self._events.append,
+            on_checkpoint=commit_checkpoint,
+        )
+
+        def work() -> None:
+            serve(service)
+            node.close()
+
+        node.spawn("serve", work)
+
+    def _inject(self, fault: Fault) -> None:
+        kernel = self.kernel
+        if isinstance(fault, KillCoordinator):
+            if COORDINATOR in kernel.nodes:
+                kernel.kill(COORDINATOR)
+                kernel.at(kernel.now + fault.back_after, self._start_coordinator)
+            return
+        if isinstance(fault, Join):
+            self._start(fault.number)
+            return
+        living = [a for a in kernel.nodes if a.role == "learner" and a.number == fault.number]
+        for address in living:
+            if isinstance(fault, Kill):
+                kernel.kill(address)
+            elif isinstance(fault, Pause):
+                kernel.pause(address)
+                kernel.at(kernel.now + fault.seconds, lambda a=address: kernel.resume(a))
+            elif isinstance(fault, Cut):
+                kernel.cut(address, COORDINATOR)
+                heal = lambda a=address: kernel.heal(a, COORDINATOR)  # noqa: E731
+                kernel.at(kernel.now + fault.seconds, heal)
