@@ -1,12 +1,11 @@
 """What a message costs: round trips between two processes, and events of the simulated kernel.
 
 Run as ``python benchmarks/fabric.py``. Beside the fabric stands its floor on the same machine in
-the same run: a bare Unix socket for a body, copies into shared memory and nothing else for a vector.
+the same run: a bare Unix socket for a body, mere copies into shared memory for a vector.
 """
 
 from __future__ import annotations
 
-import mmap
 import socket
 import statistics
 import time
@@ -19,7 +18,7 @@ from unisono.fabric import Member, TensorVector, View, learner
 from unisono.fabric.kernel import Kernel, Network
 from unisono.fabric.local import Host
 from unisono.fabric.simulated import SimulatedNode
-from unisono.fabric.slots import as_vector
+from unisono.fabric.slots import Slot
 from unisono.testing.processes import distributed_test
 
 SIZES = {"body": (0, 2000), "1 MB": (1_000_000, 300), "50 MB": (50_000_000, 20)}
@@ -93,11 +92,11 @@ def bare_socket(rank: int, directory: Path) -> list[float]:
 def two_copies(nbytes: int, count: int) -> list[float]:
     """The copies of a round trip: into shared memory on the way there, and on the way back."""
     vector = TensorVector.zeros(nbytes // 4)
-    slots = [as_vector(mmap.mmap(-1, nbytes), nbytes // 4, torch.float32) for _ in range(2)]
+    there, back = Slot(1, nbytes), Slot(2, nbytes)
 
     def copy() -> None:
-        slots[0].assign(vector)
-        slots[1].assign(slots[0])
+        there.fill(vector)
+        back.fill(vector)
 
     return timed(count, copy)
 

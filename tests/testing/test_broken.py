@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ from unisono.testing.properties import (
     check_alone,
     check_contraction,
     check_mean,
+    check_newcomer,
     check_repeats,
     check_schedules,
-    check_settling,
 )
 
 FEW = 30
@@ -84,9 +85,7 @@ class OverwritingByDelta(AveragingParticipant):
 def test_overwriting_the_parameters_is_found(kind: type[AveragingParticipant]) -> None:
     make = broken(kind, division=Division.DRAWN)
     with pytest.raises(AssertionError):
-        check_mean(make)
-    with pytest.raises(AssertionError):
-        check_strategy(make, schedules=FEW)
+        check_strategy(make, schedules=0)
 
 
 def snapshot_without_pending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +113,7 @@ def test_the_drift_of_such_snapshots_is_found_by_itself(monkeypatch: pytest.Monk
     """(b) Seen from outside: learners drift apart, while the mean is exact."""
     check_contraction(drawn)
     snapshot_without_pending(monkeypatch)
-    with pytest.raises(AssertionError, match="drift apart|do not come together"):
+    with pytest.raises(AssertionError, match=r"drift apart|do not come together"):
         check_contraction(drawn)
 
 
@@ -143,9 +142,8 @@ def test_a_mean_that_forgets_the_weights_is_found(
 ) -> None:
     """(d) Minibatches of unequal size make it visible, learners far apart make it large."""
     honest = collective_module._weighted_sum
-    monkeypatch.setattr(
-        collective_module, "_weighted_sum", lambda result, terms: forgetful_sum(result, terms, honest)
-    )
+    forgetful = partial(forgetful_sum, honest=honest)
+    monkeypatch.setattr(collective_module, "_weighted_sum", forgetful)
     with pytest.raises(AssertionError, match="moved the mean"):
         check_mean(make)
 
@@ -214,7 +212,7 @@ def test_members_that_sum_each_in_its_own_order_are_found(monkeypatch: pytest.Mo
     """(e) The last bits differ from member to member."""
     monkeypatch.setattr("unisono.strategies.agreement.Collective", EachForItself)
     with pytest.raises(AssertionError, match="not the same bits"):
-        check_settling(dealt, 4)
+        check_repeats(dealt)
 
 
 class TwiceApplied(AveragingParticipant):
@@ -282,7 +280,7 @@ def test_newcomers_with_the_unsettled_steps_of_their_sponsor_are_found(
     """What the sponsor has trained since the last agreement would come in twice."""
     monkeypatch.setattr(AveragingParticipant, "restore", AveragingParticipant.load_state)
     with pytest.raises(AssertionError, match="by the steps of"):
-        check_schedules(drawn, range(1500))
+        check_newcomer(drawn)
 
 
 def test_losing_a_report_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

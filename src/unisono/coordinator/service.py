@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from unisono.coordinator.journal import Journal
+from unisono.coordinator.outbox import RETRY_S, Outbox
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
 from unisono.fabric.address import Address
-from unisono.fabric.base import Cancelled, Fabric, Full, Gone, Member, Message, TimedOut
+from unisono.fabric.base import Cancelled, Fabric, Member, Message, TimedOut
 
 PORT = "coordinator"
 BEATS = 5
@@ -45,7 +45,7 @@ class Service:
         self._sink = sink or (lambda event: None)
         self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
-        self._outbox: dict[Address, deque[Output]] = {}
+        self._outbox = Outbox(fabric)
         self._unacknowledged: dict[Address, int] = {}
         self._began = fabric.now()
         self._deserted: float | None = None
@@ -64,12 +64,22 @@ class Service:
             outputs: list[Output] = []
             for operation in operations:
                 self._tell_of(operation)
+                if operation["kind"] == "lost":
+                    self._outbox.forget(Address.parse(operation["who"]))
                 outputs += self.state.apply(operation)
             if operations:
                 self._journal.append(operations)
             for output in outputs:
                 self._send(output)
             self._acknowledge(operations)
+        self._say_last_words()
+
+    def _say_last_words(self) -> None:
+        """Who is leaving waits for its answer; it has as long as a silent learner has."""
+        deadline = self._fabric.now() + self._timeout
+        while not self._outbox.empty and self._fabric.now() < deadline:
+            self._fabric.sleep(RETRY_S)
+            self._outbox.flush()
 
     @property
     def over(self) -> bool:
@@ -95,7 +105,8 @@ class Service:
     def _collect(self) -> list[dict[str, Any]]:
         """All messages that are there, waiting for the first."""
         operations: list[dict[str, Any]] = []
-        patience = self._timeout / BEATS
+        self._outbox.flush()
+        patience = self._timeout / BEATS if self._outbox.empty else RETRY_S
         while True:
             try:
                 message = self._fabric.receive(PORT, timeout=patience)
@@ -119,13 +130,12 @@ class Service:
             body["who"] = str(sender)
             self._note_member(body)
         elif sender not in self.state.learners:
-            if kind == "alive" and self.state.may_join(sender):
-                return None  # Its request to join is on the way.
+            if kind == "alive" and str(sender) not in self.state.lost:
+                return None  # It is about to join, or has just left.
             self._fabric.meet(Member(sender, body.get("endpoint", "")))
             self._send(Output(sender, "control", {"kind": "refused"}))
             return None
         self._seen[sender] = self._fabric.now()
-        self._flush(sender)
         return None if kind == "alive" else {**body, "who": str(sender)}
 
     def _tell_of(self, operation: dict[str, Any]) -> None:
@@ -181,24 +191,10 @@ class Service:
         return [{"kind": "failed", "who": str(self._fabric.address), "traceback": reason}]
 
     def _send(self, output: Output) -> None:
-        """Never waits: what a stopped learner does not take stays here until it moves again."""
         if output.to == self._fabric.address:
             self._on_checkpoint(output.body)
-            return
-        box = self._outbox.get(output.to)
-        if box:
-            box.append(output)
-            return
-        try:
-            self._fabric.send(output.to, output.port, output.body, wait=False)
-        except Full:
-            self._outbox.setdefault(output.to, deque()).append(output)
-        except Gone:
-            return
-
-    def _flush(self, to: Address) -> None:
-        for output in self._outbox.pop(to, deque()):
-            self._send(output)
+        else:
+            self._outbox.send(output)
 
     def _acknowledge(self, operations: list[dict[str, Any]]) -> None:
         """Tells senders, now and then, that they need not send again what is in the journal."""

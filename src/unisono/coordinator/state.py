@@ -227,8 +227,12 @@ class State:
         self._entering[who] = dict(op)
 
     def _on_welcomed(self, who: Address, op: Mapping[str, Any]) -> None:
+        """If its sponsor died, the others may have agreed without it since: then once more."""
         self._asked_welcome.pop(who, None)
-        self._let_in(who)
+        current = op["rounds"] == self.agreements.resolved and not self.agreements.open
+        if current:
+            self._let_in(who)
+        self._answer(who, op, {"kind": "in" if current else "again"})
 
     def _let_in(self, who: Address) -> None:
         """Drawn: the learner has the run's parameters."""

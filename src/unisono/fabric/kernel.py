@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from unisono.fabric.simulated import SimulatedNode
 
 
+_HERE = os.path.dirname(__file__)
 Channel = tuple[Address, Address, str]
 """Sender, receiver and port: order is kept in each."""
 
@@ -93,7 +95,7 @@ class Kernel:
         self._network = network or Network()
         self._limit = limit
         self._detection = detection
-        self._unordered = isinstance(self.schedule, Exhaustive)
+        self._exhaustive = self.schedule if isinstance(self.schedule, Exhaustive) else None
         self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = itertools.count()
         self._channels: dict[Channel, deque[tuple[float, Message]]] = {}
@@ -209,7 +211,7 @@ class Kernel:
         """Puts a message on its way."""
         channel = (sender, receiver, port)
         queue = self._channels.setdefault(channel, deque())
-        if self._unordered:
+        if self._exhaustive is not None:
             queue.append((0.0, message))
             return
         size = nbytes + (0 if message.vector is None else message.vector.nbytes)
@@ -279,7 +281,7 @@ class Kernel:
         heapq.heappush(self._heap, event)
 
     def _step(self) -> bool:
-        if self._unordered and (not self._heap or self._heap[0][0] > self.now):
+        if self._exhaustive is not None and (not self._heap or self._heap[0][0] > self.now):
             heads = self._heads()
             if heads:
                 choice = self.schedule.choose(heads)
@@ -341,6 +343,8 @@ class Kernel:
             return
         if self._random:
             self._swap_random(node.address)
+        if self._exhaustive is not None:
+            self._exhaustive.touch(node.address)
         task.switch()
         if task.dead:
             self._forget(task)
@@ -395,7 +399,7 @@ class Kernel:
         lines = []
         for task, (node, name) in self._activities.items():
             frame = None if task.dead else task.gr_frame
-            while frame is not None and "/fabric/" in frame.f_code.co_filename:
+            while frame is not None and os.path.dirname(frame.f_code.co_filename) == _HERE:
                 frame = frame.f_back
             where = "" if frame is None else f" in {frame.f_code.co_name}:{frame.f_lineno}"
             lines.append(f"{node.address.name}:{name}{where}")

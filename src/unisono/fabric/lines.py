@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import socket
 import threading
@@ -17,7 +16,7 @@ from unisono.fabric.base import Message
 from unisono.fabric.credits import Credits, Tally
 from unisono.fabric.packets import Packets
 from unisono.fabric.reactor import Reactor
-from unisono.fabric.slots import Slot, Slots, as_vector
+from unisono.fabric.slots import Slot, Slots, as_vector, map_memory
 from unisono.fabric.vector import TensorVector
 
 
@@ -179,7 +178,7 @@ class SocketReceiver:
         self.receiver: Address | None = None
         self._on_greeting = on_greeting
         self._deliver: Callable[[str, Message], None] | None = None
-        self._memory: dict[int, mmap.mmap] = {}
+        self._memory: dict[int, torch.Tensor] = {}
         self._tally = Tally()
         self._on_end = on_end
         self._packets = Packets(sock, reactor, self._packet, self._end)
@@ -205,7 +204,7 @@ class SocketReceiver:
             for number in stale:
                 self._memory.pop(number, None)
             if fds:
-                self._memory[slot] = mmap.mmap(fds[0], size)
+                self._memory[slot] = map_memory(fds[0], size)
                 os.close(fds[0])
             vector = as_vector(self._memory[slot], count, getattr(torch, kind))
         self._credit(port, self._tally.arrive(port), None)

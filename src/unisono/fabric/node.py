@@ -224,6 +224,10 @@ class LocalNode:
         for line in lines:
             line.join(max(0.0, deadline - self.now()))
         self._host.remove(self._address)
+        with self._lock:
+            ports = list(self._ports.values())
+        for port in ports:
+            port.clear()
 
     def _others(self) -> list[threading.Thread]:
         me = threading.current_thread()
@@ -236,7 +240,7 @@ class LocalNode:
 
     def deliver(self, port: str, message: Message) -> None:
         """Called by lines: a message has come."""
-        if not self.is_gone(message.sender):
+        if not (self._over.is_set() or self.is_gone(message.sender)):
             self._port(port).put(message)
 
     def tell_lost(self, sender: Address) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from unisono.fabric.reactor import Reactor
 
 _LOST = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF, errno.ECONNREFUSED)
+_SEND_BUFFER = 512 * 1024
 _ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 
 
@@ -31,6 +32,7 @@ class Packets:
         on_end: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._sock = sock
         self._reactor = reactor
         self._on_packet = on_packet

@@ -9,7 +9,8 @@ class ParkingError(RuntimeError):
     """A blocking fabric call inside autograd, no_grad, autocast, a stream or a graph capture."""
 
 
-def _where() -> str | None:
+def where_not_to_park() -> str | None:
+    """The mode of torch in which this thread is; None: it may wait."""
     if not torch.is_grad_enabled():
         return "torch.no_grad() or inference_mode()"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
@@ -26,7 +27,7 @@ def _where() -> str | None:
 
 def check_parking() -> None:
     """Raises if this is no place to wait."""
-    place = _where()
+    place = where_not_to_park()
     if place is not None:
         raise ParkingError(
             f"learners must not wait for each other inside {place}: "

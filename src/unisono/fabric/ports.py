@@ -26,6 +26,11 @@ class Port:
             self._queue.append(message)
             self._ready.notify_all()
 
+    def clear(self) -> None:
+        """Lets go of messages that nobody will receive, and of the memory that they borrow."""
+        with self._ready:
+            self._queue.clear()
+
     def wake(self) -> None:
         """Lets waiters look again: somebody is gone, or the node was cancelled."""
         with self._ready:

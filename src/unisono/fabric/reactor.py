@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -32,14 +33,15 @@ class Reactor:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._open = threading.Lock()
         self._stopping = False
-        self._stopped = False
+        self.stopped = False
         self._thread = threading.Thread(target=self._run, name="unisono-io", daemon=True)
         self._thread.start()
+        _living.add(self)
 
     def call(self, command: Callable[[], None]) -> bool:
         """Runs ``command`` in the reactor's thread, soon; False: it has stopped."""
         with self._open:
-            if self._stopped:
+            if self.stopped:
                 return False
             self._commands.append(command)
             os.eventfd_write(self._wake, 1)
@@ -89,10 +91,19 @@ class Reactor:
         self.call(self._stop)
         self._thread.join()
         with self._open:
-            if not self._stopped:
-                self._stopped = True
+            if not self.stopped:
+                self.stopped = True
                 self._selector.close()
                 os.close(self._wake)
+
+    def abandon(self) -> None:
+        """In a forked child: the sockets are the parent's, and end when the parent ends them."""
+        self.stopped = True
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        os.close(self._wake)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -132,3 +143,16 @@ class Reactor:
             self._timers = [(when, command) for when, command in self._timers if when > now]
         for command in due:
             self._try(command)
+
+
+_living: weakref.WeakSet[Reactor] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for reactor in list(_living):
+        if not reactor.stopped:
+            reactor.abandon()
+
+
+# A loader's forked workers would keep a dead learner's connections open for as long as they live.
+os.register_at_fork(after_in_child=_abandon_all)

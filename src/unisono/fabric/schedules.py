@@ -88,12 +88,27 @@ class Redundant(Exception):  # noqa: N818
 
 
 class _Frame:
-    """One choice on the path: what could be delivered, what was tried, what need not be."""
+    """One choice on the path: what could be delivered, what was tried, what need not be.
 
-    def __init__(self, enabled: list[Channel], asleep: set[Channel]) -> None:
+    ``asleep`` and ``tried`` say of each delivery which nodes it touched, when it was made here.
+    """
+
+    def __init__(self, enabled: list[Channel], asleep: dict[Channel, set[Address]]) -> None:
         self.enabled = enabled
         self.asleep = asleep
-        self.tried: list[Channel] = []
+        self.tried: dict[Channel, set[Address]] = {}
+        self.last = enabled[0]
+
+    def take(self, delivery: Channel) -> None:
+        """Makes that delivery the one that is walked now."""
+        self.last = delivery
+        self.tried[delivery] = {delivery[1]}
+
+    def inherit(self) -> dict[Channel, set[Address]]:
+        """What is asleep after the last delivery: what was walked before and does not touch it."""
+        touched = self.tried[self.last]
+        walked = {**self.asleep, **self.tried}
+        return {d: nodes for d, nodes in walked.items() if not nodes & touched}
 
     def next(self) -> Channel | None:
         """The next delivery worth trying."""
@@ -106,9 +121,10 @@ class _Frame:
 class Exhaustive:
     """Every order of deliveries, depth first, without repeating equivalent ones.
 
-    Deliveries to different nodes do not touch each other, so two orders that differ only in them
-    are the same; sleep sets leave out all but one (Godefroid). Activities run until they block, in
-    a fixed order; timers fire only when nothing can be delivered.
+    A delivery touches the nodes that run because of it: the receiver, and a sender that waited for
+    the credit that it gives back. Deliveries that touch different nodes commute, so two orders that
+    differ only in them are the same; sleep sets leave out all but one (Godefroid). Activities run
+    until they block, in a fixed order; timers fire only when nothing can be delivered.
     """
 
     def __init__(self) -> None:
@@ -132,22 +148,22 @@ class Exhaustive:
     def choose(self, deliveries: Sequence[Channel]) -> int | None:
         """The delivery of the path that is walked now."""
         if self._depth == len(self._path):
-            frame = _Frame(list(deliveries), self._inherited())
+            asleep = self._path[-1].inherit() if self._path else {}
+            frame = _Frame(list(deliveries), asleep)
             first = frame.next()
             if first is None:
                 raise Redundant
-            frame.tried.append(first)
+            frame.take(first)
             self._path.append(frame)
-        choice = self._path[self._depth].tried[-1]
+        choice = self._path[self._depth].last
         self._depth += 1
         return deliveries.index(choice)
 
-    def _inherited(self) -> set[Channel]:
-        if not self._path:
-            return set()
-        parent = self._path[-1]
-        taken = parent.tried[-1]
-        return {d for d in parent.asleep.union(parent.tried[:-1]) if d[1] != taken[1]}
+    def touch(self, address: Address) -> None:
+        """Called by the kernel: a node runs because of the last delivery."""
+        if self._depth:
+            frame = self._path[self._depth - 1]
+            frame.tried[frame.last].add(address)
 
     def walk(self, run: Callable[[Exhaustive], None], bound: int) -> bool:
         """Runs every order, at most ``bound``; says whether all were walked."""
@@ -165,5 +181,5 @@ class Exhaustive:
             frame = self._path[-1]
             choice = frame.next()
             assert choice is not None
-            frame.tried.append(choice)
+            frame.take(choice)
         return False

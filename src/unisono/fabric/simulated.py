@@ -23,7 +23,7 @@ from unisono.fabric.base import (
     encode,
 )
 from unisono.fabric.kernel import Kernel, Waiter
-from unisono.fabric.parking import check_parking
+from unisono.fabric.parking import check_parking, where_not_to_park
 from unisono.fabric.vector import Vector
 
 T = TypeVar("T")
@@ -62,8 +62,10 @@ class _Lock:
 
     def __enter__(self) -> _Lock:
         me = greenlet.getcurrent()
-        self._node.may_set_aside()
+        if where_not_to_park() is None:
+            self._node.may_set_aside()
         while self._owner is not None and self._owner is not me:
+            check_parking()
             waiter = self._node.kernel.waiter()
             self._waiters.append(waiter)
             self._node.kernel.park()

@@ -7,7 +7,6 @@ over the socket once, so a process that is killed leaves nothing behind.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 
@@ -26,24 +25,29 @@ class Slot:
         self.size = size
         self.fd = os.memfd_create("unisono", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, size)
-        self.memory = mmap.mmap(self.fd, size)
+        self._memory = map_memory(self.fd, size)
 
     def fill(self, vector: TensorVector) -> None:
         """Copies the vector's values in."""
-        if len(vector):
-            as_vector(self.memory, len(vector), vector.tensor.dtype).assign(vector)
+        as_vector(self._memory, len(vector), vector.tensor.dtype).assign(vector)
 
     def close(self) -> None:
-        """Gives the descriptor back; the memory goes with its last user."""
+        """Gives the descriptor and the mapping back; the memory goes with its last user."""
         os.close(self.fd)
-        self.memory.close()
+        del self._memory
 
 
-def as_vector(memory: mmap.mmap, count: int, dtype: torch.dtype) -> TensorVector:
+def map_memory(fd: int, size: int) -> torch.Tensor:
+    """The bytes behind a descriptor, which may be closed then; unmapped with the last tensor.
+
+    Through its name, because an ``mmap`` object would keep a descriptor of its own.
+    """
+    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=size, dtype=torch.uint8)
+
+
+def as_vector(memory: torch.Tensor, count: int, dtype: torch.dtype) -> TensorVector:
     """The start of a slot's memory as a vector, without a copy."""
-    if count == 0:
-        return TensorVector(torch.empty(0, dtype=dtype))
-    return TensorVector(torch.frombuffer(memory, dtype=dtype, count=count))
+    return TensorVector(memory[: count * dtype.itemsize].view(dtype))
 
 
 class Slots:
@@ -59,6 +63,7 @@ class Slots:
         self._lock = threading.Lock()
         self._free: dict[int, list[Slot]] = {}
         self._made = 0
+        self._closed = False
         self.discarded: frozenset[int] = frozenset()
 
     def take(self, nbytes: int) -> Slot:
@@ -75,7 +80,10 @@ class Slots:
     def give(self, slot: Slot) -> None:
         """Takes a slot back."""
         with self._lock:
-            self._free.setdefault(slot.size, []).append(slot)
+            if not self._closed:
+                self._free.setdefault(slot.size, []).append(slot)
+                return
+        slot.close()
 
     def discard(self, slot: Slot) -> None:
         """Gives a slot up that somebody may still read."""
@@ -86,6 +94,7 @@ class Slots:
     def close(self) -> None:
         """Closes the free slots; lent ones are discarded first by closing their lines."""
         with self._lock:
+            self._closed = True
             for free in self._free.values():
                 for slot in free:
                     slot.close()

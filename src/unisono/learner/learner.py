@@ -343,19 +343,22 @@ class Learner:
 
     def _notice_skip(self, session: Session[Any]) -> None:
         """Gradients that are gone without a step were skipped, by the user or by a GradScaler."""
-        if session.stepper.has_open and self._optimizers.gradients_gone():
+        if self._optimizers.half_done or not session.stepper.has_open:
+            return
+        if self._optimizers.gradients_gone():
             self._guard.count()
             session.stepper.skipped()
 
     def _before_update(self) -> bool:
         session = self._need_lives().session
-        if not session.stepper.has_open:
+        if not session.stepper.has_open and not self._optimizers.fresh:
             raise UserError("optimizer.step() without gradients of learner.backward(loss) to use")
         if session.replica.is_showing:
             raise UserError("optimizer.step() inside learner.consensus(): it is to look at only")
-        self._may_update = self._guard.allows(self._optimizers.parameters())
+        allowed = self._guard.allows(self._optimizers.parameters())
+        self._may_update = allowed or (self._optimizers.half_done and self._may_update)
         session.replica.begin_update()
-        return self._may_update
+        return allowed
 
     def _after_update(self) -> None:
         lives = self._need_lives()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from unisono.coordinator.client import Refused
@@ -65,17 +64,22 @@ class Lives:
             self._incarnation += 1
             self._on_rebirth()
 
-    @contextmanager
-    def surviving(self) -> Iterator[None]:
+    def surviving(self) -> Lives:
         """A refusal inside ends the life, quietly."""
-        try:
-            yield
-        except (Cancelled, Refused) as end:
-            if not isinstance(reason_of(end), Refused):
-                raise
-            self._refused = True
-            if self.current is not None:
-                self.current.replica.abort_update()
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, end: BaseException | None, trace: object
+    ) -> bool:
+        if end is None or not isinstance(reason_of(end), Refused):
+            return False
+        self._refused = True
+        if self.current is not None:
+            self.current.replica.abort_update()
+        return True
 
     def end(self, error: BaseException | None) -> None:
         """The loop is over: leaves in good order, or says what went wrong."""

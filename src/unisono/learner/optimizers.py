@@ -19,8 +19,9 @@ class Optimizers:
     """One or several optimizers that together make one update.
 
     The update begins with the first ``step`` and is done when each has stepped, or when one of
-    them steps again. ``before`` is called when it begins and returns whether it may happen: if not,
-    the gradients are taken away, so that the optimizers find nothing to do.
+    them steps again. ``before`` is called when it begins, and again when there were new gradients
+    in the middle of it. It returns whether the step may happen: if not, the gradients are taken
+    away, so that the optimizer finds nothing to do.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class Optimizers:
         self._after = after
         self._stepped: set[int] = set()
         self._may = True
+        self.fresh = False
+        """Whether there are gradients that no step has seen."""
         self._hooks: list[Any] = []
         self._touched: tuple[torch.Tensor, int] | None = None
 
@@ -61,10 +64,13 @@ class Optimizers:
 
     def note_gradients(self) -> None:
         """There are new gradients."""
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                self._touched = (parameter, parameter.grad._version)
-                return
+        self.fresh = True
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._touched = (parameter, parameter.grad._version)
+                        return
 
     def gradients_gone(self) -> bool:
         """Whether no gradient is left, as after ``zero_grad`` without a step before it.
@@ -134,8 +140,9 @@ class Optimizers:
             raise UserError("optimizer.step(closure) is not supported: compute the loss before it")
         if place in self._stepped:
             self.finish_update()
-        if not self._stepped:
+        if self.fresh or not self._stepped:
             self._may = self._before()
+            self.fresh = False
         if not self._may:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -15,14 +15,22 @@ NO_AGREEMENT = -1
 
 
 @dataclass(frozen=True)
+class EndOfPart:
+    """This learner's part of a round is trained, or there is nothing for it to train."""
+
+    agreement: int
+    checkpoint: bool
+
+
+@dataclass(frozen=True)
 class Minibatch:
     """One position of the pool in this learner's hands."""
 
     position: int
     agreement: int = NO_AGREEMENT
     """Dealt: the agreement that ends its round."""
-    ends_part: bool = False
-    """Dealt: the last one of this learner's part; an ``EndOfPart`` follows."""
+    end: EndOfPart | None = None
+    """Dealt: set if it is the last one of this learner's part."""
     stand_in: bool = False
     """Another learner's: computed to keep step, with weight 0."""
     reached: int = 0
@@ -38,14 +46,6 @@ class EnterDeal:
     """A new deal begins."""
 
     deal: Deal
-
-
-@dataclass(frozen=True)
-class EndOfPart:
-    """This learner's part of a round is trained."""
-
-    agreement: int
-    checkpoint: bool
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,19 @@ class Planner:
         whole = cut(deal.ranges, round_ * width, (round_ + 1) * width)
         part = deal.part(round_, self.address)
         steps = count(part)
+        end = EndOfPart(agreement, self._crosses(whole))
         for step, position in enumerate(_positions(part), start=1):
-            handed_out = count(whole) if step == steps else step * members
-            reached = cut(whole, handed_out - 1, handed_out)[0][1]
-            yield Minibatch(position, agreement, ends_part=step == steps, reached=reached)
-        if not part and self.terms.lockstep:
-            first, reached = whole[0][0], whole[-1][1]
-            yield Minibatch(first, agreement, ends_part=True, stand_in=True, reached=reached)
-        yield EndOfPart(agreement, self._crosses(whole))
+            if step < steps:
+                reached = cut(whole, step * members - 1, step * members)[0][1]
+                yield Minibatch(position, agreement, reached=reached)
+            else:
+                yield Minibatch(position, agreement, end, reached=whole[-1][1])
+        if part:
+            return
+        if self.terms.lockstep:
+            yield Minibatch(whole[0][0], agreement, end, stand_in=True, reached=whole[-1][1])
+        else:
+            yield end
 
     def _crosses(self, ranges: list[Range]) -> bool:
         """Whether a round goes over a multiple of ``checkpoint_every``."""

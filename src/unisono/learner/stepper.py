@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from unisono.events import UserError
 from unisono.learner.plan import Dry, EndOfPart, EnterDeal, Item, Minibatch, Over, Planner
@@ -46,6 +45,8 @@ class Stepper(Generic[T]):
         """Whether its gradients were shared already."""
         self._open = Work()
         self._has_open = False
+        self._end: EndOfPart | None = None
+        """The part's end, from its last minibatch until it is closed."""
         self._last_agreement = 0
         self._checkpoint_due = False
         self.data_wait_s = 0.0
@@ -68,6 +69,7 @@ class Stepper(Generic[T]):
         """The next minibatch and its data; None when everything is settled."""
         assert self._items is not None
         self._pass_over_unused()
+        self._end_part()
         self._write_checkpoint()
         while True:
             began = self._replica.fabric.now()
@@ -75,8 +77,8 @@ class Stepper(Generic[T]):
             if isinstance(item, Minibatch):
                 self.data_wait_s += self._replica.fabric.now() - began
                 self._current, self._seen, self._agreed = item, False, False
-                assert data is not None
-                return item, data
+                self._end = item.end
+                return item, cast("T", data)
             if item is None:
                 self._current = None
                 return None
@@ -145,7 +147,8 @@ class Stepper(Generic[T]):
         if isinstance(item, EnterDeal):
             self.entered = self._participant.enter(item.deal)
         elif isinstance(item, EndOfPart):
-            self._close_part(item)
+            self._end = item
+            self._end_part()
         elif isinstance(item, Over):
             self.leads = item.leads
         elif isinstance(item, Dry):
@@ -178,15 +181,10 @@ class Stepper(Generic[T]):
         self._current = None
 
     def _end_part(self) -> None:
-        """Dealt: if this was the last minibatch of its part, the round happens in this step."""
-        assert self._items is not None and self._current is not None
-        if self._current.ends_part:
-            item, _ = next(self._items)
-            assert isinstance(item, EndOfPart)
-            self._current = replace(self._current, ends_part=False)
-            self._close_part(item)
-
-    def _close_part(self, ended: EndOfPart) -> None:
+        """Dealt: closes the part if its last minibatch is done; the round happens here."""
+        if self._end is None:
+            return
+        ended, self._end = self._end, None
         self._participant.end_of_part(ended.agreement)
         self._last_agreement = ended.agreement
         self._checkpoint_due |= ended.checkpoint

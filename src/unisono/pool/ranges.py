@@ -64,10 +64,6 @@ class RangeSet:
         self._starts[first:last] = [a for a, _ in keep]
         self._stops[first:last] = [b for _, b in keep]
 
-    def overlaps(self, start: int, stop: int) -> bool:
-        """Whether any of these positions is in it."""
-        return bisect_right(self._stops, start) < bisect_left(self._starts, stop)
-
     def take(self, count: int) -> list[Range]:
         """Takes the first ``count`` positions out."""
         taken: list[Range] = []

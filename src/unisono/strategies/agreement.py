@@ -101,7 +101,7 @@ class AgreeingParticipant(Participant):
         return True
 
     def _enter_drawn(self) -> bool:
-        """Asks for a sponsor until one has lived long enough to hand its state over."""
+        """Asks for a sponsor until one has handed over a state that is not out of date already."""
         while True:
             answer = self.client.call("enter", "entered")
             if answer["kind"] == "over":
@@ -112,8 +112,9 @@ class AgreeingParticipant(Participant):
                 self._receive_state(Address.parse(answer["sponsor"]))
             except Gone:
                 continue
-            self.client.tell("welcomed")
-            return True
+            answer = self.client.call("welcomed", "entered", rounds=self.rounds)
+            if answer["kind"] == "in":
+                return True
 
     def agree(self, agreement: int) -> None:
         """Lets the agent do an agreement, and waits for it."""
@@ -143,6 +144,7 @@ class AgreeingParticipant(Participant):
         body = message.body
         kind = body["kind"]
         if kind == TICK:
+            self._report_if_due()
             self._agree(body["agreement"], self._members)
             self.fabric.post(AGREED, {"kind": AGREED})
         elif kind == "close" and body["agreement"] >= self.rounds:
@@ -255,6 +257,11 @@ class AgreeingParticipant(Participant):
             merged.setdefault(owner, []).extend(ranges)
         self._unreported = (number, merged)
         self._unreported_count += 1
+        if self.report_every == 1:
+            self._report()
+
+    def _report_if_due(self) -> None:
+        """Where gradients are shared: after the step, which may have been skipped by all."""
         if self._unreported_count >= self.report_every:
             self._report()
 

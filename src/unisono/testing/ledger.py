@@ -19,7 +19,7 @@ Numbers = NDArray[np.float64]
 def numbers(vector: Vector) -> Numbers:
     """A copy of the values."""
     assert isinstance(vector, TensorVector)
-    return np.array(vector.tensor, dtype=np.float64)
+    return vector.tensor.numpy().astype(np.float64)
 
 
 class Kind(Enum):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from unisono.fabric import Address
 from unisono.fabric.schedules import Channel, Exhaustive
 
 
@@ -32,6 +34,11 @@ class Stretch(Exhaustive):
             return super().choose(deliveries)
         return self._shift % len(deliveries)
 
+    def touch(self, address: Address) -> None:
+        """What deliveries outside of the stretch touch is no matter."""
+        if self._first < self._place <= self._stop:
+            super().touch(address)
+
     def walk(self, run: Callable[[Exhaustive], None], bound: int) -> bool:
         """Runs every order of the stretch, at most ``bound``; says whether all were walked."""
 
@@ -42,13 +49,28 @@ class Stretch(Exhaustive):
         return super().walk(from_the_start, bound)
 
 
-def walk_stretches(
-    run: Callable[[Exhaustive], None], length: int, *, shift: int = 0, bound: int = 10_000
-) -> tuple[int, int, bool]:
-    """Walks stretch after stretch, each overlapping the one before by half.
+@dataclass(frozen=True)
+class Walked:
+    """What a walk over stretches has seen."""
 
-    Returns how many orders were walked, how many deliveries the longest run had, and whether all
-    orders of all stretches were walked; ``bound`` limits the orders of one stretch.
+    orders: int
+    deliveries: int
+    """In the longest run."""
+    complete: bool
+    """Whether all orders of all stretches were walked."""
+
+
+def walk_stretches(
+    run: Callable[[Exhaustive], None],
+    length: int,
+    *,
+    step: int = 1,
+    shift: int = 0,
+    bound: int = 10_000,
+) -> Walked:
+    """Walks stretch after stretch over the whole run; they begin ``step`` deliveries apart.
+
+    ``bound`` limits the orders of one stretch.
     """
     first, orders, deliveries, complete = 0, 0, 1, True
     while first < deliveries:
@@ -56,5 +78,5 @@ def walk_stretches(
         complete &= stretch.walk(run, bound)
         orders += stretch.orders
         deliveries = max(deliveries, stretch.deliveries)
-        first += max(1, length // 2)
-    return orders, deliveries, complete
+        first += step
+    return Walked(orders, deliveries, complete)

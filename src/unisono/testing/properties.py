@@ -30,12 +30,13 @@ import numpy as np
 
 from unisono.coordinator.client import Abandoned
 from unisono.fabric import Cancelled
+from unisono.fabric.kernel import Network
 from unisono.fabric.schedules import Seeded
 from unisono.strategies.base import Division, Strategy
 from unisono.strategies.solo import Solo
 from unisono.testing import laws
 from unisono.testing.cluster import Cluster, ToyRun
-from unisono.testing.faults import Fault, draw_faults, struck
+from unisono.testing.faults import Fault, Join, Kill, draw_faults, struck
 from unisono.testing.ledger import Numbers
 from unisono.testing.losses import Marks, OneTarget, Targets, Throw
 from unisono.testing.simulated import ToyCluster
@@ -69,10 +70,18 @@ PLAIN = Promises()
 def check_strategy(make: Make, *, schedules: int = 200, promises: Promises = PLAIN) -> None:
     """The whole suite in simulation: the checks below, then random schedules with faults."""
     check_on(ToyCluster, make, promises=promises)
+    if promises.keeps_mean:
+        check_mean(make, on=_slow_network)
     check_contraction(make)
     if _division(make) is Division.DEALT:
-        check_repeats(make)
+        check_repeats(make, promises=promises)
+    check_newcomer(make, promises=promises)
     check_schedules(make, range(schedules), promises=promises)
+
+
+def _slow_network(**settings: Any) -> ToyCluster:
+    """Messages take longer than minibatches: a round goes on over several steps."""
+    return ToyCluster(network=Network(latency=1.3), **settings)
 
 
 def check_on(on: Callable[..., Cluster], make: Make, *, promises: Promises = PLAIN) -> None:
@@ -160,30 +169,39 @@ def check_settling(
 
 
 def check_contraction(make: Make) -> None:
-    """Thrown apart beside a learner that is five times slower, learners come together again."""
-    learners = 4
+    """Thrown apart, learners come together again, also beside one that is much slower.
+
+    Drawn, its minibatch takes as long as two rounds of the others: what they hand to it waits while
+    the next round begins.
+    """
+    learners, share = 4, _share(make)
     run = ToyCluster(
         strategy=make(),
         learners=learners,
-        total=learners * _share(make) * 12,
+        total=learners * share * 20,
         loss=Throw(distance=1000.0),
-        slowness={0: 5.0},
+        slowness={0: 5.0 * share},
     ).run()
     laws.contracts(run, learners)
 
 
-def check_repeats(make: Make, seeds: Iterable[int] = range(5)) -> None:
-    """Dealt: the result depends on seed, positions and members, never on who was faster."""
+def check_repeats(
+    make: Make, seeds: Iterable[int] = range(5), *, promises: Promises = PLAIN
+) -> None:
+    """Dealt: all members have the same bits, and these do not depend on who was faster."""
     first: Numbers | None = None
     for seed in seeds:
         run = ToyCluster(
             strategy=make(),
             learners=3,
-            total=3 * _share(make) * 4 + 1,
-            loss=Targets(distance=3.0),
+            total=3 * _share(make) * 4,
+            loss=Targets(dimension=50, distance=3.0),
             schedule=Seeded(seed),
             slowness={seed % 3: 4.0},
         ).run()
+        laws.same_consensus(run, exactly=True)
+        if promises.ends_equal:
+            laws.same_end(run, exactly=True)
         final = run.survivors[0].final
         assert final is not None
         first = final if first is None else first
@@ -191,6 +209,30 @@ def check_repeats(make: Make, seeds: Iterable[int] = range(5)) -> None:
             f"another schedule (seed {seed}) gives other bits: they differ by "
             f"{np.abs(final - first).max():.3g}"
         )
+
+
+def check_newcomer(make: Make, *, promises: Promises = PLAIN) -> None:
+    """A learner comes late, and the one that handed its state to it dies soon after.
+
+    What the sponsor had trained, and nobody had agreed on, is lost with it and must not live on in
+    the newcomer.
+    """
+    learners = 2
+    total = learners * _share(make) * 8
+    marks = Marks(total, learners + 1, _RATE)
+    for at in (2.6, 3.6, 4.6, 5.6):
+        for life in (2.6, 3.2, 3.8, 4.4):
+            run = ToyCluster(
+                strategy=make(),
+                learners=learners,
+                total=total,
+                loss=marks,
+                rate=_RATE,
+                prefetch=0,
+                network=Network(latency=0.3),
+                faults=[Join(at, learners), Kill(at + life, 0)],
+            ).run()
+            _check_end(run, marks, make, promises, calm=False)
 
 
 def check_schedules(
@@ -246,6 +288,7 @@ def draw_scenario(make: Make, seed: int, *, faults: bool) -> Scenario:
         prefetch=source.choice([0, 2]),
         slowness=slowness,
         schedule=Seeded(seed),
+        network=Network(latency=source.choice([0.01, 0.01, 0.4, 1.7])),
         faults=trouble,
     )
     return Scenario(cluster, marks, trouble)

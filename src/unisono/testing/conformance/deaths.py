@@ -71,6 +71,28 @@ def what_was_sent_before_an_orderly_end_arrives(node: Fabric, stage: Stage) -> N
         message.release()
 
 
+@case(A, B, C, needs=[Ability.PAUSE])
+def what_was_sent_to_one_who_stands_still_arrives(node: Fabric, stage: Stage) -> None:
+    """B takes nothing until A has closed, or waits in closing."""
+    if node.address == C:
+        hear(node, B, "here")
+        stage.pause(B)
+        tell(node, A, "go")
+        node.sleep(0.2)
+        stage.resume(B)
+        return
+    if node.address == A:
+        hear(node, C, "go")
+        for n in range(CREDIT):
+            node.send(B, "x", {"n": n, "text": "a" * (BODY_LIMIT - 100)}, pattern(1000, n))
+        return
+    tell(node, C, "here")
+    for n in range(CREDIT):
+        message = node.receive("x", A)
+        assert message.body["n"] == n and is_pattern(message.vector, 1000, n)
+        message.release()
+
+
 @case(A, B)
 def sending_to_one_who_is_gone_raises(node: Fabric, stage: Stage) -> None:
     """From the moment on at which the new view was taken over, in every way of sending."""
@@ -255,8 +277,12 @@ def a_lost_connection_is_told_after_the_last_message(node: Fabric, stage: Stage)
 
 @case(COORDINATOR, A, needs=[Ability.RETURN])
 def a_coordinator_that_comes_back_is_told(node: Fabric, stage: Stage) -> None:
-    """Gone, after its last words; then a notice, and the connection works again."""
+    """Gone, after its last words; then a notice, and the connection works again.
+
+    The next life may speak before it was found: it knows from its journal where everybody is.
+    """
     if node.address == COORDINATOR:
+        node.send(A, "first", {"life": stage.life})
         assert node.receive("x").sender == A
         for n in range(3):
             node.send(A, "x", {"n": n, "life": stage.life}, pattern(100, n))
@@ -264,6 +290,7 @@ def a_coordinator_that_comes_back_is_told(node: Fabric, stage: Stage) -> None:
         node.receive("never")
     node.port("control", members=True)
     for life in range(3):
+        assert node.receive("first").body["life"] == life
         while is_gone(node):
             assert node.receive("control").body == {"kind": "coordinator"}
         hear(node, COORDINATOR, "sent")

@@ -14,9 +14,10 @@ _DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 
 
 def pattern(count: int, salt: int, dtype: torch.dtype = torch.float32) -> TensorVector:
-    """Values that differ from place to place and from salt to salt."""
-    numbers = torch.arange(count, dtype=torch.int32).mul_(7).add_(salt).remainder_(251)
-    return TensorVector(numbers % 2 == 0 if dtype is torch.bool else numbers.to(dtype))
+    """Values that differ from place to place, with a long odd period, and from salt to salt."""
+    period = torch.arange(251).mul(7).add(salt).remainder(251)
+    period = period % 2 == 0 if dtype is torch.bool else period.to(dtype)
+    return TensorVector(period.repeat(count // 251 + 1)[:count])
 
 
 def is_pattern(vector: object, count: int, salt: int, dtype: torch.dtype = torch.float32) -> bool:

@@ -1,0 +1,61 @@
+"""Messages to learners that never make the coordinator wait."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from unisono.coordinator.output import Output
+from unisono.fabric.address import Address
+from unisono.fabric.base import Fabric, Full, Gone
+
+RETRY_S = 0.02
+"""Seconds between two tries, while somebody has no room."""
+
+
+class Outbox:
+    """Sends at once where there is credit; keeps the rest, in order for each learner and port.
+
+    A view is worth nothing once there is a newer one, so of several that wait only the last stays.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._waiting: dict[tuple[Address, str], deque[Output]] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    def send(self, output: Output) -> None:
+        """Sends, or keeps it."""
+        waiting = self._waiting.get((output.to, output.port))
+        if waiting is None:
+            if not self._try(output):
+                self._waiting[output.to, output.port] = deque([output])
+            return
+        if waiting[-1].body["kind"] == output.body["kind"] == "view":
+            waiting.pop()
+        waiting.append(output)
+
+    def flush(self) -> None:
+        """Tries again."""
+        for key, waiting in list(self._waiting.items()):
+            while waiting and self._try(waiting[0]):
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[key]
+
+    def forget(self, learner: Address) -> None:
+        """The learner is dead: nothing for it is kept."""
+        for key in [key for key in self._waiting if key[0] == learner]:
+            del self._waiting[key]
+
+    def _try(self, output: Output) -> bool:
+        try:
+            self._fabric.send(output.to, output.port, output.body, wait=False)
+        except Full:
+            return False
+        except Gone:
+            return True
+        return True

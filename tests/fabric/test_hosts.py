@@ -1,0 +1,131 @@
+"""Hosts of the local fabric: names, greetings, bugs and ends."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unisono.events import UserError
+from unisono.fabric import COORDINATOR, Cancelled, Gone, Member, TensorVector, TimedOut, learner
+from unisono.fabric.local import Host
+
+
+def raw_connection(host: Host) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(5)
+    sock.connect(host.endpoint.removeprefix("unix:"))
+    return sock
+
+
+def raises(kind: type[BaseException], call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except kind:
+        return True
+    return False
+
+
+def test_who_comes_before_the_node_waits_and_is_heard(tmp_path: Path) -> None:
+    early, late = Host(tmp_path), Host(tmp_path)
+    a = early.node(learner(0))
+    a.meet(Member(learner(1), late.endpoint))
+    a.send(learner(1), "x", {"n": 1}, TensorVector.zeros(3))
+    time.sleep(0.05)
+    b = late.node(learner(1))
+    assert b.receive("x", timeout=5).body == {"n": 1}
+    early.close()
+    late.close()
+
+
+def test_a_host_without_the_coordinator_is_not_taken_for_it(tmp_path: Path) -> None:
+    elsewhere, here = Host(tmp_path, "coordinator"), Host(tmp_path)
+    elsewhere.node(learner(9))
+    node = here.node(learner(0), elsewhere.endpoint)
+    node.port("control", members=True)
+    with pytest.raises(TimedOut):
+        node.receive("control", timeout=0.2)
+    with pytest.raises(Gone):
+        node.send(COORDINATOR, "x", {})
+    coordinator = elsewhere.node(COORDINATOR)
+    assert node.receive("control", timeout=5).body == {"kind": "coordinator"}
+    node.send(COORDINATOR, "x", {})
+    assert coordinator.receive("x", timeout=5).sender == learner(0)
+    here.close()
+    elsewhere.close()
+
+
+def test_a_successor_takes_the_name_over_and_keeps_it(tmp_path: Path) -> None:
+    first = Host(tmp_path, "coordinator")
+    second = Host(tmp_path, "coordinator")
+    node = second.node(COORDINATOR)
+    first.close()
+    asker = Host(tmp_path)
+    asker.node(learner(0)).meet(Member(COORDINATOR, second.endpoint))
+    asker.node(learner(1)).meet(Member(COORDINATOR, second.endpoint))
+    found = asker.here(learner(1))
+    assert found is not None
+    found.send(COORDINATOR, "x", {})
+    assert node.receive("x", timeout=5).sender == learner(1)
+    asker.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_too_long_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="too long a name for a socket"):
+        Host(tmp_path, "a" * 100)
+
+
+def test_closing_is_possible_in_any_order_and_twice(tmp_path: Path) -> None:
+    hosts = [Host(tmp_path), Host(tmp_path)]
+    a, b = (host.node(learner(number)) for number, host in enumerate(hosts))
+    a.meet(Member(b.address, b.endpoint))
+    a.send(b.address, "x", {}, TensorVector.zeros(10))
+    message = b.receive("x")
+    hosts[1].close()
+    message.release()
+    b.close()
+    hosts[1].close()
+    a.close()
+    hosts[0].close()
+    assert raises(Cancelled, lambda: a.send(b.address, "x", {}))
+
+
+def test_a_message_to_nobody_is_lost(tmp_path: Path) -> None:
+    host, other = Host(tmp_path), Host(tmp_path)
+    node = host.node(learner(0))
+    node.send(learner(1), "x", {})
+    node.meet(Member(learner(1), other.endpoint))
+    other.node(learner(2))
+    node.send(learner(1), "x", {}, TensorVector.zeros(10))
+    other.close()
+    for _ in range(20):
+        node.send(learner(1), "x", {}, TensorVector.zeros(10))
+    host.close()
+
+
+def test_a_bug_in_the_reactor_reaches_the_learners(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    node = host.node(learner(0))
+    sock = raw_connection(host)
+    sock.send(b"this is no greeting")
+    with pytest.raises(Cancelled) as cancelled:
+        node.receive("never", timeout=5)
+    assert isinstance(cancelled.value.__cause__, ValueError)
+    sock.close()
+    host.close()
+
+
+def test_neighbours_on_one_host_hear_of_each_others_end() -> None:
+    host = Host()
+    coordinator, node = host.node(COORDINATOR), host.node(learner(0))
+    coordinator.port("x", lost=True)
+    node.send(COORDINATOR, "x", {"n": 1})
+    node.close()
+    assert coordinator.receive("x", timeout=5).body == {"n": 1}
+    assert coordinator.receive("x", timeout=5).body == {"kind": "lost", "who": str(learner(0))}
+    host.close()

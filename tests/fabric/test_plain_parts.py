@@ -1,0 +1,127 @@
+"""Addresses, views, bodies, vectors and ports, each by itself."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from unisono.fabric import COORDINATOR, Address, Gone, Member, Message, TimedOut, View, learner
+from unisono.fabric.base import BODY_LIMIT, encode
+from unisono.fabric.ports import Port
+from unisono.fabric.vector import SizeVector, TensorVector
+
+
+def test_addresses_read_back_and_sort_by_role_number_part() -> None:
+    addresses = [learner(10), learner(2), Address("shard", 1, 3, 2), COORDINATOR, learner(2, 1)]
+    assert [Address.parse(str(address)) for address in addresses] == addresses
+    assert sorted(addresses) == [
+        COORDINATOR,
+        learner(2),
+        learner(2, 1),
+        learner(10),
+        Address("shard", 1, 3, 2),
+    ]
+    assert learner(2).reborn() == learner(2, 1) != learner(2)
+    assert (COORDINATOR.name, learner(3).name) == ("coordinator", "learner 3")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "learner", "learner-1", "learner-1.0", "learner-1.0#-1", "L-1.0#0 "]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not an address"):
+        Address.parse(text)
+
+
+def test_views_travel_as_plain_data() -> None:
+    view = View(
+        7, (Member(learner(11), "unix:b"), Member(learner(2), "unix:a"), Member(COORDINATOR, ""))
+    )
+    assert View.from_body(view.to_body()) == view
+    assert view.addresses() == [learner(2), learner(11)]
+    assert view.addresses("coordinator") == [COORDINATOR]
+    encode(view.to_body())
+
+
+def test_a_body_at_the_limit_is_the_last_that_is_accepted() -> None:
+    room = BODY_LIMIT - len('{"x":""}')
+    assert len(encode({"x": "a" * room})) == BODY_LIMIT
+    with pytest.raises(ValueError, match="at most"):
+        encode({"x": "a" * (room + 1)})
+    with pytest.raises(TypeError):
+        encode({"x": torch.zeros(1)})
+
+
+def test_releasing_is_done_once_and_voids_the_vector() -> None:
+    released: list[int] = []
+    message = Message(learner(0), {}, TensorVector.zeros(1), lambda: released.append(1))
+    message.release()
+    message.release()
+    assert released == [1]
+    assert message.vector is None
+
+
+def test_vectors_compute_as_written() -> None:
+    a = TensorVector(torch.tensor([1.0, 2.0, 3.0]))
+    b = TensorVector(torch.tensor([10.0, 20.0, 30.0]))
+    c = a.copy()
+    c.add(b, 0.5)
+    assert c.tensor.tolist() == [6.0, 12.0, 18.0]
+    c.scale(2.0)
+    c.difference(c, a)
+    assert c.tensor.tolist() == [11.0, 22.0, 33.0]
+    c.slice(1, 3).assign(TensorVector(torch.zeros(2)))
+    assert c.tensor.tolist() == [11.0, 0.0, 0.0]
+    assert (len(c), c.nbytes, len(c.like())) == (3, 12, 3)
+    assert a.tensor.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_not_finite_is_seen(value: float) -> None:
+    vector = TensorVector.zeros(1000)
+    assert vector.finite()
+    vector.tensor[613] = value
+    assert not vector.finite()
+
+
+def test_sizes_follow_slices_as_tensors_do() -> None:
+    for start, stop in ((0, 10), (3, 7), (5, 5), (8, 20)):
+        size, tensor = (
+            SizeVector(10, 4).slice(start, stop),
+            TensorVector.zeros(10).slice(start, stop),
+        )
+        assert (len(size), size.nbytes) == (len(tensor), tensor.nbytes)
+    assert SizeVector(10, 8).copy().nbytes == 80
+
+
+def test_a_port_gives_what_came_before_a_death_and_then_says_gone() -> None:
+    port = Port()
+    port.put(Message(learner(0), {"n": 0}))
+    port.put(Message(learner(1), {"n": 1}))
+    dead = {learner(1)}
+    take = lambda from_: port.take(from_, 0.0, dead.__contains__, lambda: None)  # noqa: E731
+    assert take(learner(1)).body["n"] == 1
+    with pytest.raises(Gone):
+        take(learner(1))
+    assert take(None).body["n"] == 0
+    with pytest.raises(TimedOut):
+        take(None)
+
+
+def test_a_waiting_thread_gets_its_own_message_only() -> None:
+    port = Port()
+    got: dict[Address, int] = {}
+
+    def wait(sender: Address) -> None:
+        got[sender] = port.take(sender, 10.0, lambda _: False, lambda: None).body["n"]
+
+    threads = [threading.Thread(target=wait, args=(learner(n),)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for n in (3, 1, 4, 0, 2):
+        port.put(Message(learner(n), {"n": n}))
+    for thread in threads:
+        thread.join(10)
+    assert got == {learner(n): n for n in range(5)}

@@ -1,0 +1,86 @@
+"""Real processes: results, and a report of every way not to end well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unisono.testing.processes import Parent, Processes, ProcessesFailed, distributed_test
+
+
+def write(rank: int, directory: Path, text: str) -> int:
+    (directory / str(rank)).write_text(text)
+    while len(list(directory.glob("[0-9]"))) < 3:
+        time.sleep(0.01)
+    return rank * 10
+
+
+def misbehave(rank: int, directory: Path, how: str) -> None:
+    if rank == 0:
+        return
+    if how == "raise":
+        raise KeyError("a bug")
+    if how == "exit":
+        sys.stdout.flush()
+        os._exit(3)
+    if how == "signal":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hang":
+        wait_for_ever()
+
+
+def wait_for_ever() -> None:
+    while True:
+        time.sleep(100)
+
+
+def ask(parent: Parent, count: int) -> list[int]:
+    return [parent.ask(number) for number in range(count)]
+
+
+def test_results_come_in_the_order_of_ranks() -> None:
+    assert distributed_test(write, 3, "text") == [0, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("how", "report"),
+    [
+        ("raise", "rank 1 failed:\n(?s:.*)KeyError: 'a bug'"),
+        ("exit", "rank 1 ended with exit code 3"),
+        ("signal", "rank 1 died of SIGSEGV"),
+    ],
+)
+def test_who_does_not_end_well_is_reported(how: str, report: str) -> None:
+    with pytest.raises(ProcessesFailed, match=report):
+        distributed_test(misbehave, 2, how)
+
+
+def test_who_hangs_is_reported_with_its_stack() -> None:
+    with pytest.raises(ProcessesFailed) as failed:
+        distributed_test(misbehave, 2, "hang", limit=1.5)
+    assert "rank 0 had ended" in str(failed.value)
+    assert "rank 1 hung" in str(failed.value)
+    assert "in wait_for_ever" in str(failed.value)
+
+
+def test_one_that_is_killed_here_is_no_trouble_and_a_paused_one_goes_on() -> None:
+    with Processes(20.0) as processes:
+        processes.start("victim", wait_for_ever)
+        processes.start("sleeper", time.sleep, 0.2)
+        processes.pause("sleeper")
+        processes.kill("victim")
+        processes.resume("sleeper")
+        assert processes.wait() == {"victim": None, "sleeper": None}
+
+
+def test_a_process_may_ask() -> None:
+    with Processes(20.0) as processes:
+        processes.start(
+            "asker", ask, 3, serve=lambda number: processes.answer("asker", number * number)
+        )
+        assert processes.wait() == {"asker": [0, 1, 4]}

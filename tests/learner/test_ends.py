@@ -1,0 +1,464 @@
+"""How loops end: early, with an exception, with numbers that are none, refused at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from company import (
+    AVERAGING_DEALT,
+    AVERAGING_DRAWN,
+    BATCH,
+    Ran,
+    alone,
+    dataset,
+    flat,
+    loss_of,
+    network,
+    plain_batches,
+    sgd,
+    simulated,
+)
+from torch import nn
+from torch.utils.data import Dataset
+
+import unisono
+from unisono.coordinator.client import Abandoned
+from unisono.fabric.schedules import Seeded
+from unisono.learner.guard import IN_A_ROW
+from unisono.learner.site import find_site
+from unisono.simulation import Cut, Kill, KillCoordinator, Pause, run_loops
+
+ALL: dict[str, Any] = {
+    "solo": "solo",
+    "allreduce": "allreduce",
+    "dealt": AVERAGING_DEALT,
+    "drawn": AVERAGING_DRAWN,
+}
+SHARING = {name: strategy for name, strategy in ALL.items() if name != "solo"}
+Together = Callable[..., Ran]
+NAN = float("nan")
+
+
+# Numbers that are none.
+
+
+@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("how", ["times", "plus", "inf"])
+def test_a_step_that_is_not_finite_is_skipped(strategy: str, how: str) -> None:
+    """Also the first, the last of a round, and the last of all."""
+    bad = {0, 3, 10, 25}
+    plain = network()
+    optimizer = sgd(plain)
+    for place, batch in enumerate(plain_batches(2)):
+        if place not in bad:
+            loss_of(plain, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    model = network()
+
+    def loop() -> None:
+        with unisono.Learner(model, sgd(model), ALL[strategy]) as learner:
+            drawn = learner.draw(dataset(), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(drawn):
+                loss = loss_of(model, batch)
+                if place in bad:
+                    # With a constant added the gradients themselves are finite.
+                    loss = {"times": loss * NAN, "plus": loss + NAN, "inf": loss / 0}[how]
+                learner.step(loss)
+            assert learner.skipped == len(bad)
+
+    ran = alone(loop)
+    assert torch.equal(flat(model), flat(plain))
+    assert (ran.counts.settled, ran.counts.skipped) == (22, 4)
+
+
+@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("how", ["times", "plus"])
+def test_a_nan_enters_no_shared_model(strategy: str, how: str, together: Together) -> None:
+    """Where gradients are shared all skip the step, and stay the same."""
+    ends: dict[int, torch.Tensor] = {}
+    bad = 0
+
+    def loop() -> None:
+        nonlocal bad
+        model = network()
+        with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
+            drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(drawn):
+                loss = loss_of(model, batch)
+                if learner.number == 1 and place % 3 == 1:
+                    bad += 1
+                    loss = loss * NAN if how == "times" else loss + NAN
+                learner.step(loss)
+                assert flat(model).isfinite().all()
+                with learner.consensus():
+                    assert flat(model).isfinite().all()
+        ends[learner.number] = flat(model)
+
+    ran = together(loop, 2)
+    assert ran.counts.skipped == bad * (2 if strategy == "allreduce" else 1)
+    assert ran.counts.settled + ran.counts.skipped == 24
+    assert strategy == "drawn" or torch.equal(ends[0], ends[1])
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_ten_in_a_row_end_it_in_one_line(strategy: str) -> None:
+    model, steps = network(), 0
+
+    def loop() -> None:
+        nonlocal steps
+        with unisono.Learner(model, sgd(model), ALL[strategy]) as learner:
+            for place, batch in enumerate(learner.draw(dataset(), epochs=3, batch_size=BATCH)):
+                steps += 1
+                # Nine in a row are no reason to leave.
+                good = place == IN_A_ROW - 1
+                learner.step(loss_of(model, batch) * (1.0 if good else NAN))
+
+    with pytest.raises(unisono.UserError) as caught:
+        alone(loop)
+    assert "\n" not in str(caught.value) and "ten one after the other" in str(caught.value)
+    assert steps == 2 * IN_A_ROW
+    assert flat(model).isfinite().all()
+
+
+def test_one_learner_that_is_lost_ends_the_run_for_all(together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), AVERAGING_DEALT) as learner:
+            for batch in learner.draw(dataset(), epochs=6, batch_size=BATCH):
+                learner.step(loss_of(model, batch) * (NAN if learner.number == 1 else 1.0))
+
+    ran = together(loop, 2, check=False)
+    assert isinstance(ran.errors[1], unisono.UserError)
+    told = ran.errors[0]
+    assert isinstance(told, Abandoned) and "learner 1" in told.traceback
+
+
+@pytest.mark.parametrize("strategy", ["dealt", "drawn"])
+def test_parameters_that_are_infinite_are_shared_with_nobody(strategy: str) -> None:
+    """Finite gradients, too large a step: the learner leaves, and the others go on."""
+    ends: dict[int, torch.Tensor] = {}
+
+    def loop() -> None:
+        model = network()
+        optimizer = sgd(model)
+        with unisono.Learner(model, optimizer, SHARING[strategy]) as learner:
+            drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(drawn):
+                if learner.number == 1 and place == 2:
+                    optimizer.param_groups[0]["lr"] = 1e38
+                learner.step(loss_of(model, batch) * (1e3 if learner.number == 1 else 1.0))
+        ends[learner.number] = flat(model)
+
+    ran = simulated(loop, 3, check=False)
+    assert [type(error).__name__ for error in ran.errors.values()] == ["Diverged"]
+    assert ran.state.pool.over and ran.counts.settled + ran.counts.skipped == 24
+    assert sorted(ends) == [0, 2]
+    assert all(end.isfinite().all() for end in ends.values())
+
+
+# Early and late.
+
+
+@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_breaking_out_leaves_the_rest_to_the_others(
+    strategy: str, leaver: int, together: Together
+) -> None:
+    steps: dict[int, int] = {}
+    leads: list[int] = []
+
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
+            steps[learner.number] = 0
+            for batch in learner.draw(dataset(), epochs=2, batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+                steps[learner.number] += 1
+                if learner.number == leaver and steps[leaver] == 4:
+                    break
+            if learner.leads:
+                leads.append(learner.number)
+
+    ran = together(loop, 3)
+    assert ran.state.pool.over
+    assert ran.counts.settled == 26
+    assert ran.counts.leased == 26 + ran.counts.returned
+    assert steps[leaver] == 4 and sum(steps.values()) >= 26
+    assert len(leads) == 1 and leads[0] != leaver
+    assert not ran.state.lost
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_all_may_break_out(strategy: str, together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), ALL[strategy]) as learner:
+            for place, batch in enumerate(learner.draw(dataset(), epochs=2, batch_size=BATCH)):
+                learner.step(loss_of(model, batch))
+                if place == 3:
+                    break
+
+    alone(loop)
+    if strategy != "solo":
+        together(loop, 2)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_nothing_drawn_and_nothing_trained(strategy: str, together: Together) -> None:
+    """A with statement without a loop, or with one that is left at once."""
+
+    def without() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), ALL[strategy]):
+            pass
+
+    def at_once() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), ALL[strategy]) as learner:
+            for _ in learner.draw(dataset(), batch_size=BATCH):
+                break
+
+    alone(without)
+    alone(at_once)
+    if strategy != "solo":
+        together(at_once, 2)
+
+
+class Fault(Exception):
+    """A bug in a user's loop."""
+
+
+@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("where", ["loop", "dataset", "collate"])
+def test_an_exception_reaches_all(strategy: str, where: str, together: Together) -> None:
+    class Broken(Dataset[Any]):
+        def __len__(self) -> int:
+            return 96
+
+        def __getitem__(self, place: int) -> Any:
+            if where == "dataset" and number == 1 and place == 50:
+                raise Fault("in the dataset")
+            return dataset(96)[place]
+
+    number = -1
+
+    def collate(items: list[Any]) -> Any:
+        if where == "collate" and find_site().number == 1 and len(seen) > 6:
+            raise Fault("in the collate function")
+        return torch.utils.data.default_collate(items)
+
+    seen: list[int] = []
+
+    def loop() -> None:
+        model = network()
+        loader = torch.utils.data.DataLoader(Broken(), BATCH, collate_fn=collate)
+        with unisono.Learner(model, sgd(model), SHARING[strategy], prefetch=0) as learner:
+            nonlocal number
+            drawn = learner.draw(loader, epochs=20)
+            while True:
+                number = learner.number
+                batch = next(drawn, None)
+                if batch is None:
+                    break
+                learner.step(loss_of(model, batch))
+                seen.append(learner.number)
+                if where == "loop" and learner.number == 1 and len(seen) > 6:
+                    raise Fault("in the loop")
+
+    if where == "dataset":
+        # On threads the number changes while the dataset is read.
+        together = simulated
+    ran = together(loop, 3, check=False)
+    assert sorted(ran.errors) == [0, 1, 2]
+    assert isinstance(ran.errors[1], Fault)
+    for other in (0, 2):
+        told = ran.errors[other]
+        assert isinstance(told, Abandoned) and told.who == "learner-1.0#0"
+        assert "Traceback" in told.traceback and f"in the {where}" in told.traceback
+    assert ran.state.failure is not None
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("strategy", ALL)
+def test_an_exception_in_the_dataset_comes_after_the_minibatches_before_it(
+    strategy: str, prefetch: int
+) -> None:
+    class Broken(Dataset[Any]):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __len__(self) -> int:
+            return 96
+
+        def __getitem__(self, place: int) -> Any:
+            self.calls += 1
+            if self.calls == 5 * BATCH + 3:
+                raise Fault("in the dataset")
+            return dataset(96)[place]
+
+    model, steps = network(), 0
+
+    def loop() -> None:
+        nonlocal steps
+        with unisono.Learner(model, sgd(model), ALL[strategy], prefetch=prefetch) as learner:
+            for batch in learner.draw(Broken(), batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+                steps += 1
+
+    with pytest.raises(Fault):
+        alone(loop)
+    assert steps == 5
+
+
+# Weather.
+
+
+@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("seed", range(3))
+def test_weather(strategy: str, seed: int) -> None:
+    """Deaths, pauses, partitions and restarts: the rest ends, and every minibatch is settled."""
+    ends: dict[int, torch.Tensor] = {}
+
+    def loop() -> None:
+        model = network(dropout=0.1, norm=True)
+        with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
+            for batch in learner.draw(dataset(), epochs=3, batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+            if learner.leads:
+                with learner.consensus():
+                    ends[learner.number] = flat(model)
+
+    faults = [
+        Kill(3.3 + seed, 1),
+        Pause(5.1, 2, 4.0 + 8 * seed),
+        Cut(9.2 + seed, 3, 13.0),
+        KillCoordinator(7.7 + seed),
+    ]
+    run = run_loops(loop, learners=4, faults=faults, schedule=Seeded(seed), check=False)
+    # One that wakes when all is over finds nobody who would tell it.
+    assert all(type(error).__name__ == "CoordinatorLost" for error in run.errors.values())
+    assert run.state.pool.over
+    assert run.state.pool.counts.settled == 39
+    assert len(ends) == 1 and next(iter(ends.values())).isfinite().all()
+
+
+@pytest.mark.parametrize("strategy", SHARING)
+def test_gradients_of_a_former_life_are_gone(strategy: str) -> None:
+    """A learner that was held for dead drops what it had accumulated: others train it again."""
+    lives: list[float] = []
+
+    def loop() -> None:
+        model = network()
+        optimizer = sgd(model)
+        with unisono.Learner(model, optimizer, SHARING[strategy]) as learner:
+            drawn = learner.draw(dataset(), epochs=4, batch_size=BATCH)
+            for place, batch in enumerate(drawn):
+                if learner.number == 1 and learner._lives is not None:
+                    life = learner._lives.session.fabric.address.incarnation
+                    if life == 1 and not lives:
+                        lives.append(sum(float(p.grad is not None) for p in model.parameters()))
+                more = place % 2 == 0
+                learner.backward(loss_of(model, batch), accumulate=more)
+                if not more:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    run = run_loops(loop, learners=2, faults=[Pause(5.5, 1, 14.0)], slowness={0: 2.0})
+    assert run.state.pool.over
+    assert lives == [0.0]
+
+
+# Refused at the start, in one line.
+
+
+def refused(loop: Callable[[], None], match: str, together: Callable[..., Any], *n: int) -> None:
+    with pytest.raises(unisono.UserError, match=match) as caught:
+        together(loop, *n)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_learners_than_minibatches(together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), "allreduce") as learner:
+            for batch in learner.draw(dataset(16), batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+
+    refused(loop, "3 learners and only 2 minibatches", together, 3)
+
+
+@pytest.mark.parametrize("strategy", SHARING)
+def test_as_many_learners_as_minibatches(strategy: str, together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
+            for batch in learner.draw(dataset(3 * BATCH), batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+
+    assert together(loop, 3).counts.settled == 3
+
+
+def test_a_second_draw() -> None:
+    model = network()
+
+    def loop() -> None:
+        with unisono.Learner(model, sgd(model)) as learner:
+            for batch in learner.draw(dataset(), batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+            learner.draw(dataset(), batch_size=BATCH)
+
+    refused(loop, "can be called once", alone)
+
+
+def test_outside_of_the_with_statement() -> None:
+    model = network()
+    learner = unisono.Learner(model, sgd(model))
+    with pytest.raises(unisono.UserError, match="with statement"):
+        learner.draw(dataset(), batch_size=BATCH)
+    with pytest.raises(unisono.UserError, match="draw a minibatch first"):
+        learner.backward(loss_of(model, next(plain_batches())))
+
+
+@pytest.mark.parametrize("what", ["model", "seed", "strategy", "batch size", "epochs"])
+def test_learners_that_differ(what: str, together: Together) -> None:
+    def loop() -> None:
+        odd = find_site().number == 1
+        model: nn.Module = network()
+        if odd and what == "model":
+            model = nn.Sequential(model, nn.Linear(3, 3))
+        strategy = unisono.Averaging(every=32 if odd and what == "strategy" else 16)
+        seed = int(odd and what == "seed")
+        with unisono.Learner(model, sgd(model), strategy, seed=seed) as learner:
+            size = 4 if odd and what == "batch size" else BATCH
+            epochs = 2 if odd and what == "epochs" else 1
+            for batch in learner.draw(dataset(), epochs=epochs, batch_size=size):
+                learner.step(loss_of(model, batch))
+
+    refused(loop, "the learners differ in", together, 2)
+
+
+def test_solo_in_company(together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), "solo") as learner:
+            for batch in learner.draw(dataset(), batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+
+    refused(loop, "solo is for one learner", together, 2)
+
+
+def test_parameters_that_cannot_be_shared() -> None:
+    lazy = nn.LazyLinear(3)
+    with pytest.raises(unisono.UserError, match="no shape yet"):
+        unisono.Learner(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
+    turned = nn.Linear(3, 3, dtype=torch.complex64)
+    with pytest.raises(unisono.UserError, match="complex"):
+        unisono.Learner(turned, torch.optim.SGD(turned.parameters(), lr=0.1))
+    with pytest.raises(unisono.UserError, match="needs an optimizer"):
+        unisono.Learner(network(), [])
+    with pytest.raises(unisono.UserError, match="keep"):
+        unisono.Learner(network(), sgd(network()), keep=0)

@@ -1,0 +1,141 @@
+"""Every order in which messages can be delivered, where they can all be walked.
+
+A collective by itself is walked completely. Of whole runs (two rounds, with joining, dealing,
+reporting and leaving: 50 to 140 deliveries) every stretch of a few deliveries is walked completely,
+one stretch after the other; the numbers below say how many orders that were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from unisono.fabric import TensorVector, learner
+from unisono.fabric.kernel import Kernel
+from unisono.fabric.schedules import Exhaustive
+from unisono.fabric.simulated import SimulatedNode
+from unisono.strategies import AllReduce, Averaging, Division
+from unisono.strategies.base import Strategy
+from unisono.strategies.collective import Collective
+from unisono.testing import laws
+from unisono.testing.ledger import numbers
+from unisono.testing.losses import Marks
+from unisono.testing.orders import walk_stretches
+from unisono.testing.simulated import ToyCluster
+
+STRATEGIES: dict[str, Strategy] = {
+    "allreduce": AllReduce(),
+    "dealt": Averaging(every=4),
+    "drawn": Averaging(every=4, division=Division.DRAWN),
+}
+
+
+def collectives(members: int, count: int, schedule: Exhaustive) -> None:
+    """Means of means, without a coordinator; all must have the same bits, and the right ones."""
+    kernel = Kernel(schedule=schedule)
+    addresses = [learner(number) for number in range(members)]
+    ends: dict[int, TensorVector] = {}
+
+    def work(node: SimulatedNode, number: int) -> None:
+        collective = Collective(node)
+        x = TensorVector.zeros(5)
+        x.tensor += number
+        result = x.like()
+        for step in range(count):
+            notes = collective.mean(addresses, (step, 0), x, number + 1, number, result)
+            assert notes == {address: address.number for address in addresses}
+            x.assign(result)
+        ends[number] = x
+
+    for address in addresses:
+        node = SimulatedNode(kernel, address)
+        kernel.main(node, lambda node=node, number=address.number: work(node, number))  # type: ignore[misc]
+    kernel.run()
+    mean = sum(i * (i + 1) for i in range(members)) / sum(i + 1 for i in range(members))
+    for x in ends.values():
+        assert np.array_equal(numbers(x), numbers(ends[0]))
+        np.testing.assert_allclose(numbers(x), mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("members", "count", "orders"), [(2, 1, 1), (2, 2, 1), (3, 1, 196)])
+def test_every_order_of_a_collective(members: int, count: int, orders: int) -> None:
+    """Complete walks: two members have no choice that matters, three have 196."""
+    schedule = Exhaustive()
+    assert schedule.walk(lambda s: collectives(members, count, s), bound=3000)
+    assert schedule.orders == orders
+
+
+def whole_run(name: str, learners: int, schedule: Exhaustive) -> None:
+    total = 2 * learners
+    marks = Marks(total, learners, 0.1)
+    run = ToyCluster(
+        strategy=STRATEGIES[name],
+        learners=learners,
+        total=total,
+        schedule=schedule,
+        loss=marks,
+        prefetch=0,
+    ).run()
+    assert all(result.rounds >= 2 for result in run.survivors)
+    laws.all_settled(run)
+    laws.all_trained(run, calm=True)
+    laws.nothing_lost(run)
+    laws.mean_kept(run)
+    laws.same_end(run, exactly=name != "drawn")
+    laws.kept_once(run, marks)
+
+
+def walk(name: str, learners: int, length: int, step: int, shift: int = 0) -> int:
+    """How many orders there are of so many deliveries in a row; all of them are walked."""
+    walked = walk_stretches(
+        lambda schedule: whole_run(name, learners, schedule), length, step=step, shift=shift
+    )
+    assert walked.complete
+    assert walked.deliveries >= 40
+    return walked.orders
+
+
+@pytest.mark.parametrize(
+    ("name", "learners", "length", "step", "orders"),
+    [
+        ("allreduce", 2, 4, 2, 250),
+        ("dealt", 2, 4, 2, 250),
+        ("drawn", 2, 4, 2, 450),
+        ("allreduce", 3, 2, 3, 250),
+        ("dealt", 3, 2, 3, 250),
+        ("drawn", 3, 2, 3, 400),
+    ],
+)
+def test_every_order_of_a_few_deliveries(
+    name: str,
+    learners: int,
+    length: int,
+    step: int,
+    orders: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """All are walked; at the time of writing, ``orders`` and a few more."""
+    walked = walk(name, learners, length, step)
+    record_property("orders", walked)
+    assert walked >= orders // 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "learners", "length"),
+    [(name, 2, 8) for name in STRATEGIES] + [(name, 3, 4) for name in STRATEGIES],
+)
+def test_every_order_of_more_deliveries(name: str, learners: int, length: int, shift: int) -> None:
+    assert walk(name, learners, length, length // 2, shift) > 500
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_order_of_two_collectives_of_three() -> None:
+    schedule = Exhaustive()
+    complete = schedule.walk(lambda s: collectives(3, 2, s), bound=300_000)
+    assert complete

@@ -1,0 +1,247 @@
+"""Whole runs against a plain numpy computation that knows nothing of fabrics, pools and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from unisono.fabric import Address, Cancelled
+from unisono.fabric.kernel import Network
+from unisono.fabric.schedules import Seeded
+from unisono.strategies import (
+    AllReduce,
+    Averaging,
+    BlockMomentum,
+    Division,
+    Nesterov,
+    Plain,
+    SlowMo,
+)
+from unisono.strategies.outer import Outer
+from unisono.testing import laws
+from unisono.testing.faults import Fault, Join
+from unisono.testing.losses import LIVES, Marks, Targets
+from unisono.testing.properties import Scenario, draw_scenario
+from unisono.testing.simulated import ToyCluster
+from unisono.testing.toy import examples
+
+Numbers = NDArray[np.float64]
+RATE = 0.4
+LOSS = Targets(distance=100.0)
+"""Far apart, and quick to go there: no round finds the learners near each other."""
+
+
+def rounds_of(total: int, members: int, share: int) -> list[list[list[int]]]:
+    """Who trains what: whole rounds in the pool's order, the last one as even as it can be."""
+    found = []
+    for start in range(0, total, members * share):
+        size = min(members * share, total - start)
+        if size == members * share:
+            sizes = [share] * members
+        else:
+            sizes = [size // members + (place < size % members) for place in range(members)]
+        ends = start + np.cumsum([0, *sizes])
+        found.append([list(range(a, b)) for a, b in pairwise(ends)])
+    return found
+
+
+def target(position: int) -> Numbers:
+    return LOSS.load(position).numpy()
+
+
+def weighted(values: list[Numbers], weights: list[int]) -> Numbers:
+    return np.average(values, axis=0, weights=weights if sum(weights) else None)
+
+
+def replay_averaging(
+    total: int, members: int, share: int, outer: Callable[[Numbers, Numbers], Numbers]
+) -> Numbers:
+    start = np.zeros(LOSS.dimension)
+    for parts in rounds_of(total, members, share):
+        ends, weights = [], []
+        for part in parts:
+            x = start.copy()
+            for position in part:
+                x -= RATE * (x - target(position))
+            ends.append(x)
+            weights.append(sum(examples(position) for position in part))
+        start = outer(start, weighted(ends, weights))
+    return start
+
+
+def replay_allreduce(total: int, members: int) -> Numbers:
+    x = np.zeros(LOSS.dimension)
+    for parts in rounds_of(total, members, 1):
+        positions = [part[0] for part in parts if part]
+        gradients = [x - target(position) for position in positions]
+        x = x - RATE * weighted(gradients, [examples(position) for position in positions])
+    return x
+
+
+def final(strategy: AllReduce | Averaging, learners: int, total: int, seed: int) -> Numbers:
+    run = ToyCluster(
+        strategy=strategy,
+        learners=learners,
+        total=total,
+        loss=LOSS,
+        rate=RATE,
+        slowness={0: 3.0},
+        schedule=Seeded(seed),
+    ).run()
+    found = run.survivors[0].final
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3, 5])
+@pytest.mark.parametrize("total", [1, 11, 30])
+def test_allreduce_makes_the_steps_of_one_large_minibatch(learners: int, total: int) -> None:
+    found = final(AllReduce(), learners, total, seed=learners)
+    np.testing.assert_allclose(found, replay_allreduce(total, learners), rtol=1e-10)
+
+
+def plain(start: Numbers, mean: Numbers) -> Numbers:
+    return mean
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3, 5])
+@pytest.mark.parametrize("total", [1, 11, 30])
+@pytest.mark.parametrize("share", [1, 3])
+def test_dealt_averaging_is_the_mean_of_separate_walks(
+    learners: int, total: int, share: int
+) -> None:
+    found = final(Averaging(every=4 * share), learners, total, seed=learners)
+    expected = replay_averaging(total, learners, share, plain)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def momentum_step(kind: str) -> Callable[[Numbers, Numbers], Numbers]:
+    """One stateful outer step, written down from its formula."""
+    memory = np.zeros(LOSS.dimension)
+
+    def step(start: Numbers, mean: Numbers) -> Numbers:
+        nonlocal memory
+        gradient = start - mean
+        if kind == "block":
+            memory = 0.6 * memory - gradient
+            return start + memory
+        if kind == "slowmo":
+            memory = 0.5 * memory + gradient / RATE
+            return start - RATE * memory
+        memory = 0.9 * memory + gradient
+        return start - 0.7 * (gradient + 0.9 * memory)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("outer", "kind"),
+    [(BlockMomentum(momentum=0.6), "block"), (SlowMo(), "slowmo"), (Nesterov(), "nesterov")],
+)
+def test_dealt_averaging_with_momentum(outer: Outer, kind: str) -> None:
+    found = final(Averaging(every=8, outer=outer), 3, 40, seed=1)
+    expected = replay_averaging(40, 3, 2, momentum_step(kind))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("latency", [0.01, 0.3, 1.3])
+@pytest.mark.parametrize("faults", [[], [Join(2.6, 3)], [Join(4.2, 3), Join(5.0, 4)]])
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_averaging_weighs_each_minibatch_as_its_round_says(
+    latency: float, faults: list[Fault], seed: int
+) -> None:
+    """With marks for steps, the consensus is known in closed form.
+
+    A step in a round where learner i brought n_i of N examples counts for n_i / N, whenever the
+    learner made it and whenever it got the result. The rounds' contents come from the ledgers.
+    """
+    total, rate = 60, 0.1
+    marks = Marks(total, 5, rate)
+    run = ToyCluster(
+        strategy=Averaging(every=8, division=Division.DRAWN, outer=Plain()),
+        learners=3,
+        total=total,
+        loss=marks,
+        rate=rate,
+        slowness={1: 5.0},
+        network=Network(latency=latency),
+        schedule=Seeded(seed),
+        faults=faults,
+    ).run()
+    expected = np.zeros((total, 5 * LIVES))
+    in_round: dict[int, int] = {}
+    for result in run.results:
+        for exchange in result.ledger.exchanges():
+            in_round[exchange.round] = in_round.get(exchange.round, 0) + exchange.weight
+    for result in run.results:
+        for exchange in result.ledger.exchanges():
+            for start, stop in exchange.ranges:
+                share = exchange.weight / in_round[exchange.round]
+                expected[start:stop, LIVES * result.address.number] += share
+    assert (expected.sum(axis=1) > 0).all()
+    for result in run.survivors:
+        assert result.consensus is not None
+        np.testing.assert_allclose(marks.read(result.consensus), expected, atol=1e-9)
+    laws.same_end(run, exactly=False)
+
+
+def expected_marks(scenario: Scenario) -> Numbers:
+    """The same from what the learners reported, with deaths: the dead may have brought their part.
+
+    An agreement that only the dead had seen does not count; its minibatches come in a later one.
+    """
+    notes: dict[int, dict[str, list[list[int]]]] = {}
+    for operation in scenario.cluster.journal.replay():
+        if operation["kind"] == "completed":
+            known = notes.setdefault(operation["agreement"], operation["notes"])
+            assert known == operation["notes"], "members disagree on what went into an agreement"
+    expected = np.zeros((scenario.marks.total, scenario.marks.learners * LIVES))
+    for _, brought in sorted(notes.items()):
+        trained = {
+            Address.parse(who): [p for a, b in ranges for p in range(a, b)]
+            for who, ranges in brought.items()
+        }
+        weights = {who: sum(map(examples, positions)) for who, positions in trained.items()}
+        for who, positions in trained.items():
+            expected[positions] = 0.0
+            life = LIVES * who.number + who.incarnation
+            expected[positions, life] = weights[who] / max(1, sum(weights.values()))
+    return expected
+
+
+def check_weights(strategy: Averaging, seed: int) -> None:
+    scenario = draw_scenario(lambda: strategy, seed, faults=True)
+    try:
+        run = scenario.cluster.run()
+    except Cancelled as end:
+        assert "had the model" in str(end)
+        return
+    for result in run.survivors:
+        assert result.consensus is not None
+        found = scenario.marks.read(result.consensus)
+        np.testing.assert_allclose(
+            found, expected_marks(scenario), atol=1e-9, err_msg=f"seed {seed}"
+        )
+
+
+DIVISIONS = [Averaging(every=8), Averaging(every=8, division=Division.DRAWN)]
+
+
+@pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.division.value)
+def test_averaging_weighs_each_minibatch_as_its_round_says_under_faults(
+    strategy: Averaging,
+) -> None:
+    for seed in range(120):
+        check_weights(strategy, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.division.value)
+def test_it_does_so_in_thousands_of_schedules(strategy: Averaging, block: int) -> None:
+    for seed in range(10_000 + 500 * block, 10_500 + 500 * block):
+        check_weights(strategy, seed)

@@ -1,0 +1,77 @@
+"""Every strategy passes the shipped suite; by default with 600 random schedules with faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from unisono.strategies import (
+    AllReduce,
+    Averaging,
+    BlockMomentum,
+    Division,
+    Nesterov,
+    SlowMo,
+    Solo,
+)
+from unisono.strategies.base import Strategy
+from unisono.testing import Promises, check_strategy
+from unisono.testing.properties import check_schedules, check_settling
+
+Make = Callable[[], Strategy]
+PLAIN = Promises()
+MOMENTUM = Promises(plain=False, keeps_mean=False, follows=False)
+LOOKING_AHEAD = Promises(plain=False, keeps_mean=False, follows=False, ends_equal=False)
+
+STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
+    "allreduce": (AllReduce, PLAIN, 120),
+    "dealt": (lambda: Averaging(every=8), PLAIN, 120),
+    "drawn": (lambda: Averaging(every=8, division=Division.DRAWN), PLAIN, 120),
+    "short-rounds": (lambda: Averaging(every=4, division=Division.DRAWN), PLAIN, 60),
+    "block-momentum": (lambda: Averaging(every=8, outer=BlockMomentum()), MOMENTUM, 45),
+    "lookahead": (
+        lambda: Averaging(every=8, outer=BlockMomentum(nesterov=True)),
+        LOOKING_AHEAD,
+        45,
+    ),
+    "slowmo": (lambda: Averaging(every=8, outer=SlowMo()), MOMENTUM, 45),
+    "nesterov-drawn": (
+        lambda: Averaging(every=8, division=Division.DRAWN, outer=Nesterov()),
+        MOMENTUM,
+        45,
+    ),
+}
+LONG = 500
+"""Schedules in one long test; there are eight of them a strategy."""
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_passes_the_suite(name: str) -> None:
+    make, promises, schedules = STRATEGIES[name]
+    check_strategy(make, schedules=schedules, promises=promises)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(1, 9))
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_passes_thousands_of_schedules(name: str, block: int) -> None:
+    make, promises, _ = STRATEGIES[name]
+    check_schedules(make, range(block * LONG, (block + 1) * LONG), promises=promises)
+
+
+def test_solo_settles_everything_once() -> None:
+    check_settling(Solo, 1)
+
+
+def test_momentum_does_not_keep_the_mean() -> None:
+    """What the promises above leave out does not hold: they are no excuse."""
+    make, _, _ = STRATEGIES["block-momentum"]
+    with pytest.raises(AssertionError, match="moved the mean"):
+        check_strategy(make, schedules=0, promises=Promises(plain=False, follows=False))
+
+
+def test_looking_ahead_does_not_end_at_the_consensus() -> None:
+    make, _, _ = STRATEGIES["lookahead"]
+    with pytest.raises(AssertionError, match="final parameters and consensus"):
+        check_strategy(make, schedules=0, promises=MOMENTUM)
