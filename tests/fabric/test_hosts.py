@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from unisono.events import UserError
-from unisono.fabric import COORDINATOR, Cancelled, Gone, Member, TensorVector, TimedOut, learner
+from unisono.fabric import (
+    COORDINATOR,
+    Cancelled,
+    Gone,
+    Member,
+    TensorVector,
+    TimedOut,
+    View,
+    learner,
+)
 from unisono.fabric.local import Host
 
 
@@ -129,3 +139,55 @@ def test_neighbours_on_one_host_hear_of_each_others_end() -> None:
     assert coordinator.receive("x", timeout=5).body == {"n": 1}
     assert coordinator.receive("x", timeout=5).body == {"kind": "lost", "who": str(learner(0))}
     host.close()
+
+
+def test_a_death_is_told_after_what_the_reactor_has_not_read_yet(tmp_path: Path) -> None:
+    hosts = [Host(tmp_path), Host(tmp_path)]
+    a, b = (host.node(learner(number)) for number, host in enumerate(hosts))
+    view = View(1, (Member(a.address, a.endpoint), Member(b.address, b.endpoint)))
+    for node in (a, b):
+        node.set_members(view)
+    gate = hold_up(hosts[1])
+    for n in range(5):
+        a.send(b.address, "x", {"n": n}, TensorVector.zeros(10))
+    b.spawn("declare", lambda: b.set_members(View(2, view.members[1:])))
+    time.sleep(0.05)
+    gate.set()
+    for n in range(5):
+        assert b.receive("x", a.address).body["n"] == n
+    with pytest.raises(Gone):
+        b.receive("x", a.address)
+    for host in hosts:
+        host.close()
+
+
+def test_the_coordinator_is_gone_after_what_the_reactor_has_not_read_yet(tmp_path: Path) -> None:
+    there, here = Host(tmp_path, "coordinator"), Host(tmp_path)
+    coordinator, node = there.node(COORDINATOR), here.node(learner(0), there.endpoint)
+    node.port("control", members=True)
+    assert node.receive("control", timeout=5).body == {"kind": "coordinator"}
+    gate = hold_up(here)
+    coordinator.meet(Member(node.address, node.endpoint))
+    for n in range(5):
+        coordinator.send(node.address, "x", {"n": n})
+    there.close()
+    gate.set()
+    for n in range(5):
+        assert node.receive("x", COORDINATOR).body["n"] == n
+    with pytest.raises(Gone):
+        node.receive("x", COORDINATOR)
+    here.close()
+
+
+def hold_up(host: Host) -> threading.Event:
+    """The host's reactor does nothing until the event is set."""
+    gate, held = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        held.set()
+        gate.wait(10)
+
+    assert host.reactor is not None
+    host.reactor.call(wait)
+    assert held.wait(5)
+    return gate

@@ -141,7 +141,7 @@ def test_credit_that_comes_back_is_an_effect_on_the_sender() -> None:
         seen.add(tuple(heard))
 
     schedule = Exhaustive()
-    schedule.walk(once, 1500)
+    schedule.walk(once, 3000)
     assert seen == {(str(B), str(C)), (str(C), str(B))}
 
 

@@ -235,43 +235,35 @@ class Fault(Exception):
 @pytest.mark.parametrize("strategy", SHARING)
 @pytest.mark.parametrize("where", ["loop", "dataset", "collate"])
 def test_an_exception_reaches_all(strategy: str, where: str, together: Together) -> None:
+    seen: list[int] = []
+
+    def fails(place: str) -> None:
+        if place == where and find_site().number == 1 and len(seen) > 6:
+            raise Fault(f"in the {place}")
+
     class Broken(Dataset[Any]):
         def __len__(self) -> int:
             return 96
 
         def __getitem__(self, place: int) -> Any:
-            if where == "dataset" and number == 1 and place == 50:
-                raise Fault("in the dataset")
-            return dataset(96)[place]
-
-    number = -1
+            fails("dataset")
+            return examples[place]
 
     def collate(items: list[Any]) -> Any:
-        if where == "collate" and find_site().number == 1 and len(seen) > 6:
-            raise Fault("in the collate function")
+        fails("collate")
         return torch.utils.data.default_collate(items)
 
-    seen: list[int] = []
+    examples = dataset(96)
 
     def loop() -> None:
         model = network()
         loader = torch.utils.data.DataLoader(Broken(), BATCH, collate_fn=collate)
         with unisono.Learner(model, sgd(model), SHARING[strategy], prefetch=0) as learner:
-            nonlocal number
-            drawn = learner.draw(loader, epochs=20)
-            while True:
-                number = learner.number
-                batch = next(drawn, None)
-                if batch is None:
-                    break
+            for batch in learner.draw(loader, epochs=20):
                 learner.step(loss_of(model, batch))
                 seen.append(learner.number)
-                if where == "loop" and learner.number == 1 and len(seen) > 6:
-                    raise Fault("in the loop")
+                fails("loop")
 
-    if where == "dataset":
-        # On threads the number changes while the dataset is read.
-        together = simulated
     ran = together(loop, 3, check=False)
     assert sorted(ran.errors) == [0, 1, 2]
     assert isinstance(ran.errors[1], Fault)

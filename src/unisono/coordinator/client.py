@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from unisono.coordinator.service import BEATS, PATIENCE, PORT
@@ -30,9 +29,10 @@ class CoordinatorLost(Exception):  # noqa: N818
 class Client:
     """Tells and asks the coordinator.
 
-    Every operation has a number. What is not acknowledged is sent again, in order, when the
-    coordinator has come back; it ignores what it has already. ``heartbeats`` off is for
-    explorations of all schedules, where nothing dies unseen.
+    Every operation has a number. What is not acknowledged, or still waits for its answer, is sent
+    again, in order, when the coordinator has come back; it ignores what it has already, and gives
+    the answer that was lost with it once more. ``heartbeats`` off is for explorations of all
+    schedules, where nothing dies unseen.
     """
 
     def __init__(self, fabric: Fabric, timeout: float, *, heartbeats: bool = True) -> None:
@@ -40,7 +40,7 @@ class Client:
         self._timeout = timeout
         self._lock = fabric.lock()
         self._next = 0
-        self._pending: deque[dict[str, Any]] = deque()
+        self._pending: dict[int, dict[str, Any]] = {}
         fabric.port("control", members=True)
         fabric.spawn("control", self._control)
         if heartbeats:
@@ -51,9 +51,9 @@ class Client:
         with self._lock:
             body = {"kind": kind, "sequence": self._next, **fields}
             self._next += 1
-            self._pending.append(body)
+            self._pending[self._next - 1] = body
             self._try(body)
-            return int(body["sequence"])
+            return self._next - 1
 
     def call(self, kind: str, reply: str, **fields: Any) -> Body:
         """Sends an operation and waits for its answer on the port ``reply``."""
@@ -61,8 +61,14 @@ class Client:
         while True:
             body = self._fabric.receive(reply).body
             if body.get("sequence") == sequence:
-                self._acknowledged(sequence)
+                self.answered(sequence)
                 return body
+
+    def answered(self, sequence: int) -> None:
+        """The answer to an operation is here; for those who asked with ``tell``."""
+        with self._lock:
+            self._pending.pop(sequence, None)
+            self._acknowledged(sequence)
 
     def event(self, name: str, **fields: Any) -> None:
         """Sends a line for the metrics; it may be lost."""
@@ -79,13 +85,17 @@ class Client:
         return True
 
     def _acknowledged(self, sequence: int) -> None:
+        """The journal has all up to this; what waits for an answer stays until that is here."""
         with self._lock:
-            while self._pending and self._pending[0]["sequence"] <= sequence:
-                self._pending.popleft()
+            self._pending = {
+                number: body
+                for number, body in self._pending.items()
+                if number > sequence or "reply" in body
+            }
 
     def _send_again(self) -> None:
         with self._lock:
-            for body in list(self._pending):
+            for body in self._pending.values():
                 if not self._try(body):
                     return
 

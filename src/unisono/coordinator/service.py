@@ -18,6 +18,9 @@ BEATS = 5
 PATIENCE = 6
 """Timeouts to wait for somebody who is away: the coordinator, or the last learner."""
 
+STAY_S = 1.0
+"""Seconds for which a coordinator that has come back serves, even if nobody is left."""
+
 Sink = Callable[[dict[str, Any]], None]
 
 
@@ -48,6 +51,7 @@ class Service:
         self._outbox = Outbox(fabric)
         self._unacknowledged: dict[Address, int] = {}
         self._began = fabric.now()
+        self._stay_until = self._began
         self._deserted: float | None = None
         self._first_came: float | None = None
         self._orphaned: float | None = None
@@ -87,17 +91,19 @@ class Service:
         if self.state.joined == 0 or self.state.learners:
             self._deserted = None
             return False
-        if self.state.orderly:
-            return True
         now = self._fabric.now()
+        if self.state.orderly:
+            return now >= self._stay_until
         self._deserted = now if self._deserted is None else self._deserted
         return now - self._deserted > PATIENCE * self._timeout
 
     def _replay(self) -> None:
+        now = self._fabric.now()
         for operation in self._journal.replay():
             self._note_member(operation)
             self.state.apply(operation)
-        now = self._fabric.now()
+            # Who left last may not have been told before the coordinator died.
+            self._stay_until = now + STAY_S
         self._seen = dict.fromkeys(self.state.learners, now)
         for output in self.state.directives():
             self._send(output)
@@ -107,6 +113,8 @@ class Service:
         operations: list[dict[str, Any]] = []
         self._outbox.flush()
         patience = self._timeout / BEATS if self._outbox.empty else RETRY_S
+        if not self.state.learners:
+            patience = min(patience, STAY_S)
         while True:
             try:
                 message = self._fabric.receive(PORT, timeout=patience)
@@ -130,8 +138,11 @@ class Service:
             body["who"] = str(sender)
             self._note_member(body)
         elif sender not in self.state.learners:
-            if kind == "alive" and str(sender) not in self.state.lost:
-                return None  # It is about to join, or has just left.
+            if str(sender) not in self.state.lost:
+                if kind == "alive":
+                    return None  # It is about to join, or has just left.
+                if body["sequence"] <= self.state.acknowledged(sender):
+                    return {**body, "who": str(sender)}  # It has left, and was not told.
             self._fabric.meet(Member(sender, body.get("endpoint", "")))
             self._send(Output(sender, "control", {"kind": "refused"}))
             return None

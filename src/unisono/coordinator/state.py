@@ -53,6 +53,9 @@ class State:
         self._orderly = False
         self.started = False
         self._drawing = False
+        self._first_agreement = 0
+        self._restored: set[Address] = set()
+        """Who has come with the state of the checkpoint from which the run goes on."""
         self._deals: list[Deal] = []
         self._welcomed: set[Address] = set()
         self._trained_before: set[Address] = set()
@@ -135,6 +138,7 @@ class State:
             self.job = job
             self.pool = Pool(job.total, [tuple(r) for r in op["settled"]])
             self.agreements.start(op["agreement"])
+            self._first_agreement = op["agreement"]
         if job != self.job:
             ours, theirs = asdict(self.job), asdict(job)
             names = ", ".join(
@@ -142,6 +146,8 @@ class State:
             )
             self._answer(who, op, {"kind": "refused", "reason": f"the learners differ in {names}"})
             return
+        if op["agreement"] == self._first_agreement > 0:
+            self._restored.add(who)
         self._answer(who, op, {"kind": "opened", "new": is_new})
 
     def _on_start(self, who: Address, op: Mapping[str, Any]) -> None:
@@ -375,7 +381,7 @@ class State:
 
     def _make_deal(self) -> None:
         assert self.job is not None
-        before = self._deals[-1].members if self._deals else ()
+        before = set(self._deals[-1].members) if self._deals else self._restored
         newcomers = [a for a in self.learners if a not in before]
         old = [a for a in self.learners if a in before]
         sponsor = old[0] if old else self._first_sponsor(newcomers)

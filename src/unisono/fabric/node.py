@@ -175,6 +175,8 @@ class LocalNode:
                 raise Gone(to)
 
         check()
+        if wait:
+            self._wait_until_known(to, check)
         line = self._line(to)
         if line is None:
             return
@@ -182,6 +184,15 @@ class LocalNode:
         if vector is not None:
             with self._lock:
                 self.bytes_sent += vector.nbytes
+
+    def _wait_until_known(self, to: Address, check: Callable[[], None]) -> None:
+        """In a run: who is named may be in a view that still lies in another port."""
+        if to in self._endpoints or not self._endpoints:
+            return
+        with self._credit_changed:
+            while to not in self._endpoints and self._host.here(to) is None:
+                check()
+                self._credit_changed.wait()
 
     def receive(
         self, port: str, from_: Address | None = None, timeout: float | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from unisono.events import UserError
@@ -41,7 +41,7 @@ def write_part(directory: Path, agreement: int, number: int, state: dict[str, An
         save_file(flat, path)
         _sync(path)
         _write(path.with_suffix(".json"), json.dumps({"state": plain, "tensors": names}))
-    except (OSError, RuntimeError) as error:
+    except (OSError, SafetensorError) as error:
         for mine in (path, path.with_suffix(".json")):
             with suppress(OSError):
                 mine.unlink(missing_ok=True)
@@ -99,7 +99,9 @@ def read_part(folder: Path, number: int) -> dict[str, Any]:
         path = min(folder.glob("learner-*.json"))
     text = json.loads(path.read_text())
     with safe_open(path.with_suffix(".safetensors"), framework="pt") as file:
-        tensors = {name: file.get_tensor(str(i)) for i, name in enumerate(text["tensors"])}
+        # Copies: what is read must not hang on a file that will be taken away.
+        names = enumerate(text["tensors"])
+        tensors = {name: file.get_tensor(str(place)).clone() for place, name in names}
     state: dict[str, Any] = decode(text["state"], tensors)
     return state
 

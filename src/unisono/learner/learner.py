@@ -157,7 +157,8 @@ class Learner:
         with lives.surviving():
             self._notice_skip(session)
         self.meter.loss(loss)
-        session.fabric.compute(loss.backward, self._site.cost)
+        with lives.surviving():
+            session.fabric.compute(loss.backward, self._site.cost)
         self._guard.mark(loss, self._optimizers.parameters())
         with lives.surviving():
             session.stepper.backward_done(accumulate=accumulate)
@@ -207,8 +208,9 @@ class Learner:
 
     def event(self, name: str, **fields: Any) -> None:
         """Adds a line to the run's metrics."""
-        if self._inside and self._session is not None:
-            self._session.replica.event(name, **fields)
+        if self._inside and self._lives is not None:
+            with self._lives.surviving():
+                self._lives.session.replica.event(name, **fields)
 
     @property
     def bytes_sent(self) -> int:
@@ -252,7 +254,7 @@ class Learner:
             course.advance(minibatch)
             yield data
         course.finish()
-        self.meter.report(course.examples, self._optimizers.learning_rate())
+        self._report(lives, course)
 
     def _task(self, feed: Feed) -> Task[Any]:
         positions = feed.positions
@@ -339,7 +341,11 @@ class Learner:
         if not course.current.stand_in:
             assert self._feed is not None
             if self.meter.trained(self._feed.count(course.current)):
-                self.meter.report(course.examples, self._optimizers.learning_rate())
+                self._report(lives, course)
+
+    def _report(self, lives: Lives, course: Course) -> None:
+        with lives.surviving():
+            self.meter.report(course.examples, self._optimizers.learning_rate())
 
     def _notice_skip(self, session: Session[Any]) -> None:
         """Gradients that are gone without a step were skipped, by the user or by a GradScaler."""

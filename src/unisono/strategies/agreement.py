@@ -210,11 +210,12 @@ class AgreeingParticipant(Participant):
 
     def _stand(self, number: int) -> dict[str, Any]:
         """Asks what to do; meanwhile others may need what this member has."""
-        self.client.tell("stand", reply=PORT, agreement=number)
+        sequence = self.client.tell("stand", reply=PORT, agreement=number)
         while True:
             message = self.fabric.receive(PORT)
             body = dict(message.body)
-            if body["kind"] in ("redo", "fetch") and body["agreement"] == number:
+            if body.get("sequence") == sequence:
+                self.client.answered(sequence)
                 return body
             if body["kind"] in ("supply", "welcome"):
                 self._handle(message)

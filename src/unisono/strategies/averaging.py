@@ -110,7 +110,7 @@ class AveragingParticipant(AgreeingParticipant):
 class Averaging:
     """Periodic averaging of parameters (Kaldi; local SGD), with a choice of outer steps."""
 
-    every: int = 8192
+    every: int = 16384
     """Examples a learner trains between two averages (whole minibatches)."""
     division: Division = Division.DEALT
     """``dealt``: a round waits for its slowest; ``drawn``: a round is a quota, nobody waits."""

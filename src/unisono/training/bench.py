@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Row:
     steps_per_s: float
     ratio: float
     interval: tuple[float, float]
+    slowest: float
+    """The slowest process' steps as a share of the mean: a way that waits cannot be faster."""
     rounds_per_s: float
     megabytes_per_s: float
 
@@ -37,6 +39,8 @@ class Bench:
 
     A ratio is taken inside each turn, against ``independent`` (``solo``: against ``bare``), and the
     median over the turns is reported with the interval that holds the middle 90 percent of them.
+    ``slowest`` of ``independent`` is the ceiling of every way that waits: with it the cores of a
+    machine that are not equally fast are told from the cost of sharing.
     """
 
     learners: int
@@ -50,19 +54,17 @@ class Bench:
         """The table as lines."""
         rows = self.rows()
         if self.json is not None:
-            keys = ("name", "steps_per_s", "ratio", "interval", "rounds_per_s", "megabytes_per_s")
-            table = [{key: getattr(row, key) for key in keys} for row in rows]
+            table = [asdict(row) for row in rows]
             whole = {"learners": self.learners, "slow": self.slow, "rows": table}
             self.json.write_text(json.dumps(whole, indent=1))
-        head = (
-            f"{'':16} {'steps/s':>9} {'ratio':>7} {'90% interval':>15} {'rounds/s':>9} {'MB/s':>8}"
-        )
+        head = f"{'':16} {'steps/s':>9} {'ratio':>7} {'90% interval':>15} {'slowest':>8} "
+        head += f"{'rounds/s':>9} {'MB/s':>8}"
         lines = [f"{self.learners} learners, learner 0 slowed {self.slow:g}x", head]
         for row in rows:
             low, high = row.interval
             lines.append(
                 f"{row.name:16} {row.steps_per_s:9.1f} {row.ratio:7.3f} "
-                f"{f'{low:.3f}..{high:.3f}':>15} {row.rounds_per_s:9.2f} "
+                f"{f'{low:.3f}..{high:.3f}':>15} {row.slowest:8.3f} {row.rounds_per_s:9.2f} "
                 f"{row.megabytes_per_s:8.1f}"
             )
         return lines
@@ -82,6 +84,7 @@ class Bench:
                     statistics.median(m["steps"] for m in mine),
                     statistics.median(ratios),
                     _middle(ratios),
+                    1.0 if way.alone else statistics.median(m["slowest"] for m in mine),
                     statistics.median(m["rounds"] for m in mine) / self.learners,
                     statistics.median(m["bytes"] for m in mine) / 1e6,
                 )

@@ -1,9 +1,9 @@
 """One process of ``unisono bench``: times every way of training, in turns.
 
 All processes of a bench go through the same list of turns. In a turn each way is timed once, all
-processes at the same time: a window opens a little after everybody is ready, and the steps that
-are finished inside it count. The data is prepared frames in memory, the model and the settings are
-the shipped defaults.
+processes at the same time: after a few steps of warming up everybody waits for everybody, a window
+opens, and the steps that are finished inside it count. The data is prepared frames in memory; the
+model and the settings are the shipped defaults.
 """
 
 from __future__ import annotations
@@ -36,24 +36,36 @@ from unisono.strategies.base import Strategy, examples_to_minibatches
 from unisono.training.ways import WAYS, Way
 from unisono.training.worker import make_optimizer
 
-WARM_UP_S = 1.0
+WARM_UP_STEPS = 5
+HEAD_START_S = 0.3
 TIMEOUT_S = 30.0
 
 
 class Window:
     """The time in which steps count; the same for all processes of this host."""
 
-    def __init__(self, opens: float, seconds: float) -> None:
-        self._opens = opens
-        self._closes = opens + seconds
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._opens = float("inf")
+        self._warm_up = WARM_UP_STEPS
         self.steps = 0
 
     def step_done(self) -> bool:
         """Counts a step; says whether to go on."""
+        self._warm_up -= 1
+        if self._warm_up == 0:
+            self.open()
         now = time.monotonic()
-        if self._opens <= now < self._closes:
+        if self._opens <= now < self._opens + self._seconds:
             self.steps += 1
-        return now < self._closes
+        return now < self._opens + self._seconds
+
+    def open(self) -> None:
+        """Everybody is here: the window opens for all at the same time."""
+        dist.barrier()
+        opens = torch.tensor([time.monotonic() + HEAD_START_S], dtype=torch.float64)
+        dist.broadcast(opens, 0)
+        self._opens = float(opens)
 
 
 class BenchWorker:
@@ -83,17 +95,13 @@ class BenchWorker:
         before = {"steps": 0.0, "rounds": 0.0, "bytes": 0.0}
         if way.strategy is not None:
             return self._time_learner(way, model, seconds, before)
-        window = self._window(seconds)
-        if not idle:
+        window = Window(seconds)
+        if idle:
+            window.open()
+        else:
             self._time_loop(way, model, window)
         dist.barrier()
         return {**before, "steps": window.steps / seconds}
-
-    def _window(self, seconds: float) -> Window:
-        """Opens a little after all are ready."""
-        opens = torch.tensor([time.monotonic() + WARM_UP_S], dtype=torch.float64)
-        dist.broadcast(opens, 0)
-        return Window(float(opens), seconds)
 
     def _time_loop(self, way: Way, model: nn.Module, window: Window) -> None:
         optimizer: Any = make_optimizer(self._config, model, self._config.start_rate)
@@ -121,17 +129,17 @@ class BenchWorker:
     ) -> dict[str, float]:
         assert way.strategy is not None
         with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-            if way.alone:
-                window = self._window(seconds)
-                if self._number == 0:
-                    result = self._learn(way.strategy, model, Alone(), window, seconds)
+            window = Window(seconds)
+            if way.alone and self._number > 0:
+                window.open()
+            elif way.alone:
+                result = self._learn(way.strategy, model, Alone(), window, seconds)
             else:
                 shared = [folder]
                 dist.broadcast_object_list(shared, 0)
                 coordinator = self._start_coordinator(shared[0]) if self._number == 0 else None
                 dist.barrier()
                 site = OnHost(Path(shared[0]), self._number, self._learners, TIMEOUT_S)
-                window = self._window(seconds)
                 result = self._learn(way.strategy, model, site, window, seconds)
                 if coordinator is not None:
                     coordinator.wait()
@@ -218,6 +226,8 @@ def main() -> None:
             dist.all_gather_object(everybody, mine)
             if options.number == 0:
                 total = {key: sum(e[key] for e in everybody) for key in mine}
+                least = min(e["steps"] for e in everybody)
+                total["slowest"] = least * options.learners / max(total["steps"], 1e-9)
                 print(json.dumps({"turn": turn, "name": way.name, **total}), flush=True)
     dist.destroy_process_group()
 

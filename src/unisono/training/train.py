@@ -93,7 +93,8 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     left = [e for e in events if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
     last = checks[-1] if checks else {}
-    wall = max((e["time"] for e in left), default=0.0)
+    begun = [e["time"] for e in events if e["event"] == "joined"][: config.learner_range[1]]
+    wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
     examples = sum(e["examples"] for e in left)
     return Summary(
         strategy=config.strategy_name,

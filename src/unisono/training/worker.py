@@ -114,8 +114,16 @@ class Worker:
             self._end(learner)
 
     def _source(self, part: Part) -> FrameSource:
-        device = self._device if self._device.type == "cuda" else None
+        device = self._device if self._fits(part) else None
         return FrameSource(self._prep, part, context=self._config.network.context, device=device)
+
+    def _fits(self, part: Part) -> bool:
+        """Whether a part can stay on the GPU, beside those of the learners that share it."""
+        if self._device.type != "cuda":
+            return False
+        needed = self._prep.frames_of(part) * self._prep.frames.shape[1] * 4
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return bool(needed * self._config.learner_range[1] < free // 4)
 
     def _announce(self, learner: Learner) -> None:
         if learner.number == 0:

@@ -1,0 +1,103 @@
+"""Strategies by name, with options as they stand in a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from unisono.events import UserError
+from unisono.strategies import (
+    AllReduce,
+    Averaging,
+    BlockMomentum,
+    Division,
+    Nesterov,
+    Plain,
+    Solo,
+    make,
+    names,
+)
+from unisono.strategies.base import describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside(Averaging):
+    """A strategy of another package."""
+
+    strength: float = 0.5
+
+
+@pytest.fixture
+def entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a package with an entry point were installed."""
+
+    def entry_points(group: str) -> EntryPoints:
+        assert group == "unisono.strategies"
+        return EntryPoints([EntryPoint("outside", f"{__name__}:Outside", group)])
+
+    monkeypatch.setattr("unisono.strategies.registry.entry_points", entry_points)
+
+
+def test_ours_have_names() -> None:
+    assert {"solo", "allreduce", "averaging"} <= set(names())
+    assert make("solo") == Solo()
+    assert make("allreduce") == AllReduce()
+    assert make("averaging") == Averaging()
+
+
+def test_options_become_what_the_dataclass_wants() -> None:
+    options = {"every": 100, "division": "drawn", "outer": {"name": "nesterov", "rate": 0.5}}
+    expected = Averaging(every=100, division=Division.DRAWN, outer=Nesterov(rate=0.5))
+    assert make("averaging", options) == expected
+    assert make("averaging", {"outer": "plain"}) == Averaging(outer=Plain())
+    assert make("averaging", {"outer": {"name": "block-momentum"}}) == Averaging(
+        outer=BlockMomentum()
+    )
+
+
+@pytest.mark.usefixtures("entry")
+def test_a_strategy_of_another_package_is_found_by_its_entry_point() -> None:
+    assert "outside" in names()
+    assert make("outside", {"strength": 1, "every": 8}) == Outside(strength=1, every=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("averagin", {}, "there is no strategy 'averagin'; did you mean 'averaging'?"),
+        ("xyz", {}, "there is no strategy 'xyz'; known are "),
+        (
+            "averaging",
+            {"evry": 1},
+            "strategy averaging has no option 'evry'; did you mean 'every'?",
+        ),
+        ("averaging", {"every": "a"}, "option 'every' of strategy averaging is 'a'; it must be of"),
+        ("averaging", {"division": "x"}, "is 'x'; it can be dealt, drawn"),
+        ("averaging", {"outer": "x"}, "is 'x'; it can be plain, block-momentum, slowmo, nesterov"),
+        ("averaging", {"outer": {"name": "slowmo", "x": 1}}, "slowmo has no setting 'x'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    name: str, options: dict[str, object], text: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        make(name, options)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "strategy", [Solo(), AllReduce(), Averaging(), Averaging(division=Division.DRAWN)]
+)
+def test_each_says_what_it_does(strategy: Solo | AllReduce | Averaging) -> None:
+    lines = describe(strategy, 3)
+    assert lines[0].startswith(f"strategy  {strategy.name}: ")
+    assert all(len(line.split(maxsplit=1)) == 2 for line in lines)
+
+
+def test_the_rate_rule_and_its_number_agree() -> None:
+    assert AllReduce().rate_factor(4) == Averaging().rate_factor(4) == 4.0
+    assert Averaging(outer=BlockMomentum()).rate_factor(4) == 1.0
+    assert "multiply" not in Averaging(outer=BlockMomentum()).rate_rule
