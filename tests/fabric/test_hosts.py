@@ -13,6 +13,7 @@ import pytest
 from unisono.events import UserError
 from unisono.fabric import (
     COORDINATOR,
+    CREDIT,
     Cancelled,
     Gone,
     Member,
@@ -113,7 +114,7 @@ def test_a_message_to_nobody_is_lost(tmp_path: Path) -> None:
     other.node(learner(2))
     node.send(learner(1), "x", {}, TensorVector.zeros(10))
     other.close()
-    for _ in range(20):
+    for _ in range(CREDIT - 1):
         node.send(learner(1), "x", {}, TensorVector.zeros(10))
     host.close()
 
@@ -141,12 +142,18 @@ def test_neighbours_on_one_host_hear_of_each_others_end() -> None:
     host.close()
 
 
-def test_a_death_is_told_after_what_the_reactor_has_not_read_yet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("acquainted", [False, True])
+def test_a_death_is_told_after_what_the_reactor_has_not_read_yet(
+    tmp_path: Path, acquainted: bool
+) -> None:
     hosts = [Host(tmp_path), Host(tmp_path)]
     a, b = (host.node(learner(number)) for number, host in enumerate(hosts))
     view = View(1, (Member(a.address, a.endpoint), Member(b.address, b.endpoint)))
     for node in (a, b):
         node.set_members(view)
+    if acquainted:
+        a.send(b.address, "hello", {})
+        b.receive("hello", timeout=5)
     gate = hold_up(hosts[1])
     for n in range(5):
         a.send(b.address, "x", {"n": n}, TensorVector.zeros(10))
@@ -161,7 +168,9 @@ def test_a_death_is_told_after_what_the_reactor_has_not_read_yet(tmp_path: Path)
         host.close()
 
 
-def test_the_coordinator_is_gone_after_what_the_reactor_has_not_read_yet(tmp_path: Path) -> None:
+def test_the_coordinator_is_gone_after_what_the_reactor_has_not_read_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there, here = Host(tmp_path, "coordinator"), Host(tmp_path)
     coordinator, node = there.node(COORDINATOR), here.node(learner(0), there.endpoint)
     node.port("control", members=True)
@@ -171,12 +180,32 @@ def test_the_coordinator_is_gone_after_what_the_reactor_has_not_read_yet(tmp_pat
     for n in range(5):
         coordinator.send(node.address, "x", {"n": n})
     there.close()
+    read_before_it_was_gone = []
+    note = lambda to, line: read_before_it_was_gone.append(len(node._port("x")._queue))  # noqa: E731
+    monkeypatch.setattr(node, "_line_ended", note)
     gate.set()
+    with pytest.raises(Gone):
+        node.receive("y", COORDINATOR)
+    assert read_before_it_was_gone == [5]
     for n in range(5):
         assert node.receive("x", COORDINATOR).body["n"] == n
     with pytest.raises(Gone):
         node.receive("x", COORDINATOR)
     here.close()
+
+
+def test_a_vector_for_a_connection_that_has_ended_costs_no_slot(tmp_path: Path) -> None:
+    hosts = [Host(tmp_path), Host(tmp_path)]
+    a, b = (host.node(learner(number)) for number, host in enumerate(hosts))
+    a.meet(Member(b.address, b.endpoint))
+    a.send(b.address, "x", {})
+    line = a._lines[b.address]
+    hosts[1].close()
+    for _ in range(CREDIT - 1):
+        line.join(5)
+        line.send("x", b"{}", TensorVector.zeros(10), None)
+    assert [len(free) for free in hosts[0].slots._free.values()] == [1]
+    hosts[0].close()
 
 
 def hold_up(host: Host) -> threading.Event:

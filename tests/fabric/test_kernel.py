@@ -205,20 +205,31 @@ def test_a_spurious_wake_does_not_shorten_a_sleep() -> None:
     assert times == [11.0]
 
 
-def test_cancelling_reaches_one_who_was_set_aside_before_it_slept() -> None:
+def test_cancelling_reaches_one_who_was_set_aside_inside_a_call() -> None:
+    """Such a call does nothing any more: no message leaves a cancelled node, nobody sleeps on."""
     for seed in range(20):
         world = World(Kernel(schedule=Seeded(seed, switching=0.5)))
+        late: list[int] = []
 
-        def live(node: SimulatedNode) -> None:
+        def live(node: SimulatedNode, late: list[int] = late) -> None:
+            over: list[bool] = []
+
+            def talk() -> None:
+                for n in range(1000):
+                    node.send(node.address, str(n), {})
+                    late.extend(over and [n])
+
             node.spawn("sleeps", lambda: node.sleep(1e5))
-            node.spawn("sends", lambda: node.send(node.address, "x", {}))
-            node.cancel(ValueError())
+            node.spawn("talks", talk)
+            node.spawn("ends", lambda: (over.append(True), node.cancel(ValueError()))[0])  # type: ignore[func-returns-value]
+            with pytest.raises(Cancelled):
+                node.receive("never")
             node.close()
-            assert node.now() < 1.0
 
         world.play(A, live)
         world.run()
         assert world.kernel.now < 1.0
+        assert late == []
 
 
 @pytest.mark.parametrize("seed", range(5))

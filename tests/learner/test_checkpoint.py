@@ -274,9 +274,7 @@ class Odd:
     ("thing", "match"),
     [(object(), "no state_dict"), (Odd(), r"also\['thing'\]: .deep.0.file is of type object")],
 )
-def test_what_cannot_be_kept_is_told_at_the_start(
-    thing: Any, match: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_kept_is_told_at_the_start(thing: Any, match: str, tmp_path: Path) -> None:
     with pytest.raises(unisono.UserError, match=match) as caught:
         trained(tmp_path, also={"thing": thing})
     assert "\n" not in str(caught.value)
@@ -334,7 +332,12 @@ def test_names_of_tensors_do_not_collide() -> None:
 
 def test_state_of_many_tensors_travels() -> None:
     """Its description alone is longer than a message may be."""
-    state = [{"param_groups": [], "state": {i: {"exp_avg": torch.full((), float(i))} for i in range(5000)}}]
+    state = [
+        {
+            "param_groups": [],
+            "state": {i: {"exp_avg": torch.full((), float(i))} for i in range(5000)},
+        }
+    ]
     parcel = to_parcel("optimizers", state)
     assert len(json.dumps(parcel.plain)) < 1000
     assert all(isinstance(vector, TensorVector) for vector in parcel.vectors.values())

@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 
 import unisono
 from unisono.coordinator.client import Abandoned
+from unisono.coordinator.state import State
 from unisono.fabric.schedules import Seeded
 from unisono.learner.guard import IN_A_ROW
 from unisono.learner.site import find_site
@@ -228,7 +229,7 @@ def test_nothing_drawn_and_nothing_trained(strategy: str, together: Together) ->
         together(at_once, 2)
 
 
-class Fault(Exception):
+class BugError(Exception):
     """A bug in a user's loop."""
 
 
@@ -239,7 +240,7 @@ def test_an_exception_reaches_all(strategy: str, where: str, together: Together)
 
     def fails(place: str) -> None:
         if place == where and find_site().number == 1 and len(seen) > 6:
-            raise Fault(f"in the {place}")
+            raise BugError(f"in the {place}")
 
     class Broken(Dataset[Any]):
         def __len__(self) -> int:
@@ -266,7 +267,7 @@ def test_an_exception_reaches_all(strategy: str, where: str, together: Together)
 
     ran = together(loop, 3, check=False)
     assert sorted(ran.errors) == [0, 1, 2]
-    assert isinstance(ran.errors[1], Fault)
+    assert isinstance(ran.errors[1], BugError)
     for other in (0, 2):
         told = ran.errors[other]
         assert isinstance(told, Abandoned) and told.who == "learner-1.0#0"
@@ -289,7 +290,7 @@ def test_an_exception_in_the_dataset_comes_after_the_minibatches_before_it(
         def __getitem__(self, place: int) -> Any:
             self.calls += 1
             if self.calls == 5 * BATCH + 3:
-                raise Fault("in the dataset")
+                raise BugError("in the dataset")
             return dataset(96)[place]
 
     model, steps = network(), 0
@@ -301,9 +302,32 @@ def test_an_exception_in_the_dataset_comes_after_the_minibatches_before_it(
                 learner.step(loss_of(model, batch))
                 steps += 1
 
-    with pytest.raises(Fault):
+    with pytest.raises(BugError):
         alone(loop)
     assert steps == 5
+
+
+def test_a_coordinator_that_fails_takes_its_lone_learner_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fine, applied = State.apply, []
+
+    def broken(self: State, operation: Any) -> Any:
+        applied.append(operation)
+        if len(applied) == 5:
+            raise BugError("in the coordinator")
+        return fine(self, operation)
+
+    monkeypatch.setattr(State, "apply", broken)
+    model = network()
+
+    def loop() -> None:
+        with unisono.Learner(model, sgd(model), AVERAGING_DRAWN) as learner:
+            for batch in learner.draw(dataset(), batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+
+    with pytest.raises(BugError, match="in the coordinator"):
+        alone(loop)
 
 
 # Weather.

@@ -82,7 +82,9 @@ def open_files(number: int) -> None:
     info.dataset.opened = 10 + number  # type: ignore[attr-defined]
 
 
-def drawn_from(loader: Any, *, epochs: int = 1, strategy: Any = "solo", **options: Any) -> list[Any]:
+def drawn_from(
+    loader: Any, *, epochs: int = 1, strategy: Any = "solo", **options: Any
+) -> list[Any]:
     """All that one learner draws, without training anything of worth."""
     batches: list[Any] = []
     model = network()
@@ -199,9 +201,7 @@ def test_workers_on_threads() -> None:
 
     def loop() -> None:
         model = network()
-        loader = DataLoader(
-            dataset(), BATCH, num_workers=1, multiprocessing_context="forkserver"
-        )
+        loader = DataLoader(dataset(), BATCH, num_workers=1, multiprocessing_context="forkserver")
         with unisono.Learner(model, sgd(model), AVERAGING_DRAWN) as learner:
             for batch in learner.draw(loader, epochs=2):
                 learner.step(loss_of(model, batch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,7 +71,9 @@ def learner_loop(strategy: Any, into: dict[str, Any], data: Any = None, **option
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("run", [alone, lambda loop: simulated(loop, 1), lambda l: threads(l, 1)])
+@pytest.mark.parametrize(
+    "run", [alone, partial(simulated, learners=1), partial(threads, learners=1)]
+)
 def test_one_learner_is_a_plain_loop(
     name: str, run: Callable[..., Ran], plain: torch.Tensor
 ) -> None:

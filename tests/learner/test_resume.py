@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from company import BATCH, Ran, alone, dataset, flat, loss_of, network, sgd, simulated, threads
+from company import BATCH, Ran, alone, dataset, flat, loss_of, network, simulated, threads
 
 import unisono
 from unisono.coordinator.client import Abandoned
@@ -22,7 +22,7 @@ EVEN = 96
 """Examples: 12 minibatches an epoch, which 1, 2 and 3 learners divide evenly."""
 
 
-class Stop(Exception):
+class StopError(Exception):
     """What a user's loop may raise."""
 
 
@@ -60,14 +60,13 @@ class Training:
             also={"scheduler": scheduler},
         ) as learner:
             torch.manual_seed(100 + learner.number)
-            taken = 0
-            for batch in learner.draw(dataset(self.examples), epochs=EPOCHS, batch_size=BATCH):
+            drawn = learner.draw(dataset(self.examples), epochs=EPOCHS, batch_size=BATCH)
+            for taken, batch in enumerate(drawn, start=1):
                 learner.step(loss_of(model, batch))
                 scheduler.step()
-                taken += 1
                 self.steps[learner.number] = taken
                 if taken == self.stop_after and learner.number == 0:
-                    raise Stop("enough")
+                    raise StopError("enough")
                 if taken == self.leave_after:
                     break
             if learner.leads:
@@ -116,7 +115,7 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
     stop = (PER_EPOCH + 8) // learners + 1
     first = Training(strategy, tmp_path, every, stop_after=stop)
     ran = run(first, learners, check=False)
-    assert any(isinstance(error, Stop) for error in ran.errors.values())
+    assert any(isinstance(error, StopError) for error in ran.errors.values())
     settled = read_pool(checkpoints(tmp_path)[-1])["settled"]
     width = learners * (1 if name in ("solo", "allreduce") else 2)
     asked = 18 if where == "in mid-epoch" else PER_EPOCH
@@ -172,7 +171,7 @@ def test_every_place_can_go_on(place: Callable[..., Ran], tmp_path: Path) -> Non
     if place in (simulated, threads):
         place(first, learners, check=False)
     else:
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             place(first, learners)
     second = training(resume=True)
     ran = place(second, learners)
@@ -246,4 +245,4 @@ def test_who_did_not_fail_is_told(tmp_path: Path) -> None:
     ran = run(first, 3, check=False)
     told = [error for error in ran.errors.values() if isinstance(error, Abandoned)]
     assert len(ran.errors) == 3 and told
-    assert all("Stop: enough" in error.traceback for error in told)
+    assert all("StopError: enough" in error.traceback for error in told)

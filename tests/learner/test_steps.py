@@ -1,4 +1,4 @@
-"""What a user's loop does around ``optimizer.step()``: accumulation, scaling, several optimizers."""
+"""What loops do around ``optimizer.step()``: accumulation, scaling, several optimizers."""
 
 from __future__ import annotations
 
@@ -265,7 +265,9 @@ def test_the_parking_rule_holds_in_company(together: Together) -> None:
 
         ran = together(loop, 2, check=False)
         assert any("ParkingError" in repr(error) for error in ran.errors.values())
-        with pytest.raises(RuntimeError, match=f"inside {'autocast' if place[0] == 'a' else 'torch'}"):
+        with pytest.raises(
+            RuntimeError, match=f"inside {'autocast' if place[0] == 'a' else 'torch'}"
+        ):
             ran.raise_first()
 
 
@@ -399,7 +401,7 @@ def test_a_closure_is_refused() -> None:
         with unisono.Learner(model, optimizer) as learner:
             for batch in learner.draw(dataset(), batch_size=BATCH):
                 learner.backward(loss_of(model, batch))
-                optimizer.step(lambda: loss_of(model, batch))
+                optimizer.step(lambda batch=batch: loss_of(model, batch))
 
     with pytest.raises(unisono.UserError, match=r"step\(closure\) is not supported"):
         alone(loop)

@@ -1,4 +1,4 @@
-"""A loop as users have it: mixed precision, clipping, accumulation, validation, a schedule, resume."""
+"""A loop as users have it: mixed precision, clipping, accumulation, a schedule, resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES, EPOCHS = 96, 4
 TOTAL = EPOCHS * EXAMPLES // BATCH
 
 
-class Stop(Exception):
+class StopError(Exception):
     """The power fails."""
 
 
@@ -75,7 +75,7 @@ class UserLoop:
                 if learner.every(examples=EXAMPLES):
                     self.validate(model, learner)
                 if step == self.stop_after and learner.number == 0:
-                    raise Stop
+                    raise StopError
             self.skipped += learner.skipped
             if learner.leads:
                 self.leads.append(learner.number)
@@ -122,13 +122,11 @@ def test_the_whole_loop_goes_on_where_it_was(
     assert len(whole.validated) == EPOCHS
     assert whole.validated[-1][1] < whole.validated[0][1]
     assert len(whole.leads) == 1
-    first = UserLoop(
-        STRATEGIES[strategy], tmp_path / "cut", stop_after=28 // learners, **settings
-    )
+    first = UserLoop(STRATEGIES[strategy], tmp_path / "cut", stop_after=28 // learners, **settings)
     if strategy == "drawn" and place is threads:
         return  # who draws what, and when a checkpoint is due, is the threads' luck
     ran = place(first, learners, check=False)
-    assert any(isinstance(error, Stop) for error in ran.errors.values())
+    assert any(isinstance(error, StopError) for error in ran.errors.values())
     assert checkpoints(tmp_path / "cut")
     second = UserLoop(STRATEGIES[strategy], tmp_path / "cut", resume=True, **settings)
     ran = place(second, learners)
@@ -179,7 +177,7 @@ def test_a_checkpoint_inside_an_accumulation(tmp_path: Path) -> None:
                                     optimizer.step()
                                     optimizer.zero_grad()
                                 if cut and not resume and step == 8:
-                                    raise Stop
+                                    raise StopError
                         end[learner.number] = flat(model)
 
                     ran = simulated(loop, learners, check=not (cut and not resume))

@@ -105,7 +105,7 @@ def walk(name: str, learners: int, length: int, step: int, shift: int = 0) -> in
         ("drawn", 2, 4, 2, 450),
         ("allreduce", 3, 2, 3, 250),
         ("dealt", 3, 2, 3, 250),
-        ("drawn", 3, 2, 3, 400),
+        ("drawn", 3, 2, 6, 200),
     ],
 )
 def test_every_order_of_a_few_deliveries(

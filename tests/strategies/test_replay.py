@@ -240,7 +240,7 @@ def test_averaging_weighs_each_minibatch_as_its_round_says_under_faults(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(4))
 @pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.division.value)
 def test_it_does_so_in_thousands_of_schedules(strategy: Averaging, block: int) -> None:
     for seed in range(10_000 + 500 * block, 10_500 + 500 * block):

@@ -65,17 +65,15 @@ class Overwriting(AveragingParticipant):
     """(a) Takes the mean itself instead of adding the difference: steps made meanwhile are lost."""
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
-        assert self._start is not None
-        self._start.assign(mean)
-        self.replica.replace(self._start)
+        self.agreed.assign(mean)
+        self.replica.replace(self.agreed)
 
 
 class OverwritingByDelta(AveragingParticipant):
     """(a) The same, hidden in a delta from a second snapshot."""
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
-        assert self._start is not None
-        self._start.assign(mean)
+        self.agreed.assign(mean)
         now = self.replica.snapshot().vector
         now.difference(mean, now)
         self.replica.add(now)
@@ -266,7 +264,7 @@ class Unwelcoming(AveragingParticipant):
         own = self.replica.export(optimizer=False).vectors["parameters"]
         super()._receive_state(sponsor)
         self.replica.replace(own)
-        self._start = own
+        self._agreed = own
 
 
 def test_newcomers_without_their_state_are_found() -> None:

@@ -92,6 +92,9 @@ class State:
             if sequence > last + 1:
                 # It has overtaken what the last coordinator lost; all is sent again, in order.
                 return []
+            if operation["kind"] != "join" and who not in self.learners:
+                # It has left, or was lost, while this was on its way.
+                return []
             self._sequence[who] = sequence
         handler = getattr(self, "_on_" + operation["kind"])
         handler(who, operation)

@@ -77,8 +77,17 @@ class Alone:
             on_checkpoint=commit_checkpoint,
         )
         self.service = service
-        coordinator.spawn("serve", lambda: serve(service))
-        return host.node(address)
+        node = host.node(address)
+
+        def work() -> None:
+            try:
+                serve(service)
+            except Exception as error:
+                # Nobody else would ever tell the learner, which waits for an answer.
+                node.cancel(error)
+
+        coordinator.spawn("serve", work)
+        return node
 
     def close(self) -> None:
         """Ends the coordinator, too."""

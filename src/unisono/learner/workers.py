@@ -9,6 +9,7 @@ seen at once. A worker whose learner is gone reads the end of its pipe and ends.
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 from collections import deque
@@ -69,6 +70,9 @@ class Workers:
         self._closing = False
         context = crew.context or multiprocessing.get_context()
         forks = context.get_start_method() == "fork"
+        if forks:
+            # What is garbage now is none in the workers: they must not give memory of a GPU back.
+            gc.collect()
         ours: list[Connection] = []
         for number in range(crew.count):
             mine, theirs = context.Pipe()
@@ -169,6 +173,7 @@ def _work(
     inherited: Sequence[Connection],
 ) -> None:
     """What a worker does until its pipe ends."""
+    gc.freeze()
     for ours in inherited:
         ours.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,23 +6,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from unisono.fabric import Vector
-from unisono.pool.pool import Deal
-from unisono.strategies.agreement import AgreeingParticipant, Contribution
-from unisono.strategies.base import (
-    Division,
-    Parcel,
-    Replica,
-    Terms,
-    examples_to_minibatches,
-)
+from unisono.strategies.agreement import Contribution
+from unisono.strategies.base import Division, Replica, Terms, examples_to_minibatches
+from unisono.strategies.models import ModelParticipant
 from unisono.strategies.outer import Outer, Plain
 
 
-class Diverged(Exception):  # noqa: N818
-    """A learner's parameters are not finite: it leaves, and nothing of it is shared."""
-
-
-class AveragingParticipant(AgreeingParticipant):
+class AveragingParticipant(ModelParticipant):
     """Rounds of local steps.
 
     With x_i the parameters of learner i when the round ends and n_i the examples that it trained
@@ -30,80 +20,42 @@ class AveragingParticipant(AgreeingParticipant):
 
         mean = sum_i (n_i / sum_j n_j) x_i
 
-    and the outer step makes of it the next ``start`` s. Dealt: everybody waits for the round, and
-    x_i = s. Drawn: learners go on computing meanwhile; x_i = x_i + (s - snapshot_i), so the steps
-    made since the snapshot stay.
+    and the outer step makes of it ``agreed``, s, from which the next round starts. Dealt: everybody
+    waits for the round, and x_i = s. Drawn: learners go on computing meanwhile;
+    x_i = x_i + (s - snapshot_i), so the steps made since the snapshot stay.
     """
 
     def __init__(self, replica: Replica, settings: Averaging) -> None:
         super().__init__(replica)
         self._settings = settings
         self._dealt = settings.division is Division.DEALT
-        self._lock = self.fabric.lock()
-        self._start: Vector | None = None
 
-    def enter(self, deal: Deal | None) -> bool:
-        """The first round starts from the parameters that everybody has now."""
-        if self._start is None:
-            self._begin(self.replica.export(optimizer=False).vectors["parameters"])
-        return super().enter(deal)
-
-    def _begin(self, start: Vector) -> None:
-        self._start = start
-        self._outer = self._settings.outer.begin(start)
+    def begin(self, agreed: Vector) -> None:
+        """An outer step with a fresh memory."""
+        super().begin(agreed)
+        self._outer = self._settings.outer.begin(agreed)
+        self.memory = self._outer.vectors
 
     def end_of_part(self, agreement: int) -> None:
         """Dealt: waits for the round, and takes over its result."""
         if self._dealt:
             self.agree(agreement)
-            assert self._start is not None
-            self.replica.replace(self._start)
+            self.replica.replace(self.agreed)
             if self._settings.restart_optimizer:
                 self.replica.restart_optimizer()
 
-    def contribute(self) -> Contribution:
-        """The parameters, weighted by the examples trained."""
-        snapshot = self.replica.snapshot()
-        if not snapshot.vector.finite():
-            raise Diverged(
-                f"the parameters of {self.fabric.address.name} are not finite at round "
-                f"{self.rounds}: lower the learning rate"
-            )
-        return Contribution(snapshot.vector, snapshot.work)
-
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """Takes the outer step; drawn, hands the difference in."""
-        assert self._start is not None
-        with self._lock:
-            self._outer.advance(self._start, mean, self.replica.learning_rate(), members)
+        with self.lock:
+            self._outer.advance(self.agreed, mean, self.replica.learning_rate(), members)
         if not self._dealt:
-            contribution.vector.difference(self._start, contribution.vector)
+            contribution.vector.difference(self.agreed, contribution.vector)
             self.replica.add(contribution.vector)
 
     def consensus(self) -> Vector | None:
-        """The last round's model, before any local step on it."""
-        with self._lock:
-            return None if self._start is None else self._outer.consensus(self._start).copy()
-
-    def state(self) -> Parcel:
-        """The start of the round and the outer step's memory."""
-        with self._lock:
-            assert self._start is not None
-            vectors = {"start": self._start, **self._outer.vectors}
-            return Parcel(vectors={name: vector.copy() for name, vector in vectors.items()})
-
-    def load_state(self, parcel: Parcel) -> None:
-        """The inverse of ``state``."""
-        with self._lock:
-            self._begin(parcel.vectors["start"])
-            for name, vector in self._outer.vectors.items():
-                vector.assign(parcel.vectors[name])
-
-    def restore(self, parcel: Parcel) -> None:
-        """A drawn learner's own parameters are later than the agreement; all begin from that."""
-        self.load_state(parcel)
-        assert self._start is not None
-        self.replica.replace(self._start)
+        """The last round's model, before any local step on it; with momentum, as that says."""
+        with self.lock:
+            return None if self._agreed is None else self._outer.consensus(self._agreed).copy()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,88 @@
+"""A strategy of your own: elastic averaging.
+
+After each round a learner goes a share ``pull`` of the way to the mean of all, not all the way:
+
+    x_i = x_i + pull (mean - x_i)
+
+so that learners explore around a common centre; the mean of all stays where it is. The centre is
+what is handed out, and where newcomers begin.
+
+    python examples/own_strategy.py
+
+runs the property suite on it. In a loop of your own: unisono.Learner(model, optimizer, Elastic()).
+With a name, for ``unisono train --strategy elastic``, in the pyproject.toml of your package:
+
+    [project.entry-points."unisono.strategies"]
+    elastic = "own_strategy:Elastic"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unisono.fabric import Vector
+from unisono.strategies import Division
+from unisono.strategies.agreement import Contribution
+from unisono.strategies.base import Replica, Terms, examples_to_minibatches
+from unisono.strategies.models import ModelParticipant
+from unisono.testing import Promises, check_strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """Periodic averaging that pulls learners towards their mean, and lets them be different."""
+
+    every: int = 8192
+    """Examples that a learner trains between two rounds."""
+    pull: float = 0.5
+    """How far a learner goes towards the mean: 0 not at all, 1 all the way."""
+    division: Division = Division.DRAWN
+
+    name: ClassVar[str] = "elastic"
+    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
+    waits: ClassVar[str] = "nobody (drawn), or everybody for the slowest (dealt)"
+    rate_rule: ClassVar[str] = "multiply by the number of learners"
+
+    def rate_factor(self, learners: int) -> float:
+        """A step counts for 1/learners in the mean."""
+        return float(learners)
+
+    def terms(self, batch_size: int) -> Terms:
+        """Rounds of ``every`` examples."""
+        share = examples_to_minibatches(self.every, batch_size)
+        return Terms(self.division, share=share, rounds=2)
+
+    def participant(self, replica: Replica) -> ElasticParticipant:
+        """One learner's part."""
+        return ElasticParticipant(replica, self.pull)
+
+
+class ElasticParticipant(ModelParticipant):
+    """One learner's part."""
+
+    def __init__(self, replica: Replica, pull: float) -> None:
+        super().__init__(replica)
+        self._pull = pull
+
+    def end_of_part(self, agreement: int) -> None:
+        """Dealt: waits for the round."""
+        self.agree(agreement)
+
+    def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
+        """The mean of a round is here: remembers it, and moves the learner some of the way."""
+        with self.lock:
+            self.agreed.assign(mean)
+        contribution.vector.difference(mean, contribution.vector)
+        contribution.vector.scale(self._pull)
+        self.replica.add(contribution.vector)
+
+
+if __name__ == "__main__":
+    # Learners do not end where the mean is; all else that plain averaging promises, this does, too.
+    for division in Division:
+        check_strategy(
+            lambda division=division: Elastic(every=8, division=division),  # type: ignore[misc]
+            promises=Promises(ends_equal=False),
+        )
+        print(f"elastic, {division.value}: passed")

@@ -1,0 +1,78 @@
+"""Agreements on whole models: what is common to strategies that average parameters."""
+
+from __future__ import annotations
+
+from unisono.fabric import Vector
+from unisono.pool.pool import Deal
+from unisono.strategies.agreement import AgreeingParticipant, Contribution
+from unisono.strategies.base import Parcel, Replica
+
+
+class Diverged(Exception):  # noqa: N818
+    """A learner's parameters are not finite: it leaves, and nothing of it is shared."""
+
+
+class ModelParticipant(AgreeingParticipant):
+    """Each learner contributes its parameters, weighted by the examples trained since the last one.
+
+    ``agreed`` is the model that all agreed on last, the same bits at every member: newcomers begin
+    from it, and it is the consensus. A strategy overrides ``conclude``: it moves ``agreed`` (with
+    ``lock`` held), and then its learner, by ``replica.add`` of a difference to the contribution;
+    or, if it is dealt and waits for the round, by ``replica.replace`` in ``end_of_part``. What else
+    it remembers from round to round goes into ``memory``, and travels with ``agreed``.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        self.lock = self.fabric.lock()
+        self.memory: dict[str, Vector] = {}
+        self._agreed: Vector | None = None
+
+    @property
+    def agreed(self) -> Vector:
+        """The model of the last agreement; at first that with which the run began."""
+        assert self._agreed is not None
+        return self._agreed
+
+    def begin(self, agreed: Vector) -> None:
+        """``agreed`` is known. A strategy with a memory makes it here."""
+        self._agreed = agreed
+
+    def enter(self, deal: Deal | None) -> bool:
+        """The first round starts from the parameters that everybody has now."""
+        if self._agreed is None:
+            self.begin(self.replica.export(optimizer=False).vectors["parameters"])
+        return super().enter(deal)
+
+    def contribute(self) -> Contribution:
+        """The parameters, weighted by the examples trained."""
+        snapshot = self.replica.snapshot()
+        if not snapshot.vector.finite():
+            raise Diverged(
+                f"the parameters of {self.fabric.address.name} are not finite at round "
+                f"{self.rounds}: lower the learning rate"
+            )
+        return Contribution(snapshot.vector, snapshot.work)
+
+    def consensus(self) -> Vector | None:
+        """The model of the last agreement, before any local step on it."""
+        with self.lock:
+            return None if self._agreed is None else self._agreed.copy()
+
+    def state(self) -> Parcel:
+        """The model of the last agreement, and the memory."""
+        with self.lock:
+            vectors = {"agreed": self.agreed, **self.memory}
+            return Parcel(vectors={name: vector.copy() for name, vector in vectors.items()})
+
+    def load_state(self, parcel: Parcel) -> None:
+        """The inverse of ``state``."""
+        with self.lock:
+            self.begin(parcel.vectors["agreed"])
+            for name, vector in self.memory.items():
+                vector.assign(parcel.vectors[name])
+
+    def restore(self, parcel: Parcel) -> None:
+        """A learner's own parameters may be later than the agreement; all begin from that."""
+        self.load_state(parcel)
+        self.replica.replace(self.agreed)

@@ -1,0 +1,46 @@
+"""The same toy learners in real processes, with real kills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unisono.strategies import AllReduce, Averaging, Division
+from unisono.testing import laws
+from unisono.testing.losses import Marks
+from unisono.testing.process_cluster import ProcessCluster
+from unisono.testing.properties import check_alone, check_mean
+
+STRATEGIES = {
+    "allreduce": AllReduce(),
+    "dealt": Averaging(every=8),
+    "drawn": Averaging(every=8, division=Division.DRAWN),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_one_process_is_solo(name: str) -> None:
+    check_alone(lambda: STRATEGIES[name], on=ProcessCluster)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_processes_keep_the_mean(name: str) -> None:
+    check_mean(lambda: STRATEGIES[name], on=ProcessCluster)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("kill", [{}, {1: 3}, {0: 5}, {0: 2, 2: 7}], ids=str)
+def test_kills_lose_nothing(name: str, kill: dict[int, int]) -> None:
+    total, learners = 60, 3
+    marks = Marks(total, learners, 0.1)
+    strategy: Any = STRATEGIES[name]
+    toys = ProcessCluster(strategy=strategy, learners=learners, total=total, loss=marks, kill=kill)
+    run = toys.run()
+    assert len(run.survivors) == learners - len(kill)
+    assert len(run.state.lost) == len(kill)
+    laws.all_settled(run)
+    laws.all_trained(run, calm=not kill)
+    laws.nothing_lost(run)
+    laws.kept_once(run, marks)
+    laws.same_end(run, exactly=name != "drawn")

@@ -1,0 +1,134 @@
+"""The same checks on real threads, switched as often as Python can, and over sockets."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.fabric import Vector
+from unisono.fabric.kernel import Stuck
+from unisono.strategies import AllReduce, Averaging, Division, Solo
+from unisono.strategies.agreement import Contribution
+from unisono.strategies.averaging import AveragingParticipant
+from unisono.strategies.base import Replica
+from unisono.testing import laws
+from unisono.testing.losses import Marks
+from unisono.testing.properties import check_alone, check_on
+from unisono.testing.threads import ThreadCluster
+
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "allreduce": AllReduce,
+    "dealt": lambda: Averaging(every=8),
+    "drawn": lambda: Averaging(every=8, division=Division.DRAWN),
+}
+
+
+@pytest.fixture(autouse=True)
+def restless() -> Iterator[None]:
+    """Threads are switched every few microseconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a name that is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="u") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("repetition", range(3))
+def test_the_suite_holds_on_threads(name: str, repetition: int) -> None:
+    check_on(ThreadCluster, STRATEGIES[name])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_suite_holds_over_sockets(name: str, folder: Path) -> None:
+    check_on(partial(ThreadCluster, sockets=folder), STRATEGIES[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("learners", [2, 3, 5, 8])
+def test_many_runs_on_threads(name: str, learners: int) -> None:
+    for repetition in range(20):
+        total = 60
+        marks = Marks(total, learners, 0.1)
+        run = ThreadCluster(
+            strategy=STRATEGIES[name](),
+            learners=learners,
+            total=total,
+            loss=marks,
+            slowness={repetition % learners: 3.0},
+            prefetch=repetition % 3,
+        ).run()
+        laws.all_settled(run)
+        laws.all_trained(run, calm=True)
+        laws.nothing_lost(run)
+        laws.mean_kept(run)
+        laws.kept_once(run, marks)
+        laws.same_end(run, exactly=name != "drawn")
+
+
+def test_solo_is_the_yardstick_on_threads_too() -> None:
+    run = ThreadCluster(strategy=Solo(), learners=1, total=9).run()
+    assert run.survivors[0].steps == list(range(9))
+
+
+class Waiting(Averaging):
+    """Learner 1 waits for something that never comes."""
+
+    def participant(self, replica: Replica) -> AveragingParticipant:
+        class Participant(AveragingParticipant):
+            def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
+                if self.fabric.address.number == 1:
+                    self.fabric.receive("never")
+                super().conclude(mean, contribution, members)
+
+        return Participant(replica, self)
+
+
+@pytest.mark.timeout(20)
+def test_a_run_that_hangs_is_ended() -> None:
+    with pytest.raises(Stuck, match=r"not over after 1 s: .*learner 1"):
+        ThreadCluster(strategy=Waiting(every=8), learners=2, total=20, limit=1.0).run()
+
+
+class Failing(Averaging):
+    """Learner 1 has a bug."""
+
+    def participant(self, replica: Replica) -> AveragingParticipant:
+        class Participant(AveragingParticipant):
+            def end_of_part(self, agreement: int) -> None:
+                if self.fabric.address.number == 1:
+                    raise ZeroDivisionError("a bug")
+                super().end_of_part(agreement)
+
+        return Participant(replica, self)
+
+
+def test_a_bug_in_one_learner_ends_the_run_with_it() -> None:
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        ThreadCluster(strategy=Failing(every=8), learners=2, total=20).run()
+
+
+def test_a_special_case_is_found_on_threads_too() -> None:
+    class Lonely(AveragingParticipant):
+        def end_of_part(self, agreement: int) -> None:
+            self.client.tell("settle", ranges=self.replica.take_work().note())
+
+    class Special(Averaging):
+        def participant(self, replica: Replica) -> AveragingParticipant:
+            return Lonely(replica, self)
+
+    with pytest.raises(AssertionError, match="no round happened"):
+        check_alone(lambda: Special(every=8), on=ThreadCluster)

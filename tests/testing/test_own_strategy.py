@@ -1,0 +1,108 @@
+"""The example of a strategy outside of the package: it passes the suite, and is short."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import unisono
+from unisono.strategies import Division, make
+from unisono.testing import Promises, check_strategy
+from unisono.testing.properties import check_contraction, check_on, check_same
+from unisono.testing.threads import ThreadCluster
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy.py"
+PROMISES = Promises(ends_equal=False)
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("own_strategy", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own_strategy"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("division", Division)
+def test_it_passes_the_suite(example: ModuleType, division: Division) -> None:
+    check_strategy(
+        lambda: example.Elastic(every=8, division=division), schedules=40, promises=PROMISES
+    )
+
+
+@pytest.mark.parametrize("division", Division)
+def test_it_passes_on_threads(example: ModuleType, division: Division) -> None:
+    check_on(ThreadCluster, lambda: example.Elastic(every=8, division=division), promises=PROMISES)
+
+
+def test_learners_do_not_end_where_the_mean_is(example: ModuleType) -> None:
+    """The promise that it does not make would not hold."""
+    with pytest.raises(AssertionError, match="final parameters"):
+        check_strategy(lambda: example.Elastic(every=8), schedules=0)
+
+
+def test_pulled_all_the_way_it_is_averaging(example: ModuleType) -> None:
+    dealt = Division.DEALT
+    check_same(
+        lambda: example.Elastic(every=8, division=dealt, pull=1.0),
+        lambda: Deferred(every=8),
+    )
+
+
+class Deferred(unisono.Averaging):
+    """Dealt averaging whose result comes as a delta in the next update, as the example's does."""
+
+    def participant(self, replica: Any) -> Any:
+        participant = super().participant(replica)
+        participant._dealt = False
+        participant.end_of_part = participant.agree  # type: ignore[method-assign]
+        return participant
+
+
+def test_not_pulled_at_all_its_learners_go_their_own_ways(example: ModuleType) -> None:
+    with pytest.raises(AssertionError, match="do not come together"):
+        check_contraction(lambda: example.Elastic(every=8, pull=0.0))
+
+
+def test_it_is_found_by_its_name(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = "unisono.strategies"
+    points = EntryPoints([EntryPoint("elastic", "own_strategy:Elastic", group)])
+    monkeypatch.setattr("unisono.strategies.registry.entry_points", lambda group: points)
+    made = make("elastic", {"pull": 0.3, "division": "dealt"})
+    assert made == example.Elastic(pull=0.3, division=Division.DEALT)
+
+
+def test_an_instance_goes_into_a_loop_of_ones_own(example: ModuleType) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [(torch.ones(3), torch.ones(1))] * 40
+    with unisono.Learner(model, optimizer, example.Elastic(every=8)) as learner:
+        for x, y in learner.draw(data, batch_size=4):
+            learner.step(((model(x) - y) ** 2).mean())
+        assert learner.rounds > 0
+
+
+def test_it_has_less_than_forty_lines_of_code() -> None:
+    """Imports, docstrings and the run at the end apart."""
+    lines: set[int] = set()
+    tree = ast.parse(EXAMPLE.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            for part in ast.walk(node):
+                if isinstance(part, ast.stmt) and not _is_text(part):
+                    lines.add(part.lineno)
+    assert 20 < len(lines) < 40
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
