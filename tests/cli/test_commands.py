@@ -147,7 +147,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     monkeypatch.setattr(checkpoint, "save_file", save_file)
     status, _, error = run("train", prep, "--out", out, *QUICK, "--set", "checkpoint.every=512")
     assert status == 2
-    assert is_one_line(error, "No space left on device", "--resume"), error
+    assert is_one_line(error, "No space left on device", "resume"), error
     assert len(list((out / "checkpoints").iterdir())) == 1
     status, _, error = run("train", "--out", out, "--resume")
     assert (status, error) == (0, "")

@@ -14,6 +14,7 @@ from unisono.coordinator.service import PATIENCE
 from unisono.events import UserError
 from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.kernel import Network
+from unisono.fabric.schedules import Seeded
 from unisono.strategies import AllReduce, Averaging, Division, Solo
 from unisono.strategies.base import Strategy
 from unisono.testing import laws
@@ -231,3 +232,29 @@ def test_a_learner_that_comes_late_takes_part() -> None:
         assert len(run.results[2].steps) > 5
         assert run.results[2].final is not None
         assert run.coverage.repeated() == []
+
+
+@dataclass(kw_only=True)
+class AllStopped(ToyCluster):
+    """Ctrl-Z on everything, for very long, and then fg."""
+
+    def _start_coordinator(self) -> None:
+        super()._start_coordinator()
+        self.kernel.at(4.5, self._stop)
+
+    def _stop(self) -> None:
+        for address in list(self.kernel.nodes):
+            self.kernel.pause(address)
+            at = self.kernel.now + 10 * PATIENCE * TIMEOUT
+            self.kernel.at(at, lambda address=address: self.kernel.resume(address))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=NAMES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_whole_run_that_was_stopped_goes_on(strategy: Strategy, seed: int) -> None:
+    run = AllStopped(
+        strategy=strategy, learners=3, total=40, timeout=TIMEOUT, schedule=Seeded(seed)
+    ).run()
+    assert run.state.lost == []
+    assert run.coverage.repeated() == []
+    laws.all_settled(run)

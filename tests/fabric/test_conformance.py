@@ -73,7 +73,7 @@ def test_a_failure_of_one_player_ends_the_case(setup: str) -> None:
 
 @pytest.mark.parametrize("setup", SETUPS)
 def test_who_hangs_is_named_with_the_place(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.testing.fabrics.LIMIT", 0.5)
+    monkeypatch.setattr("unisono.testing.fabrics.LIMIT", 2.0 if setup == "processes" else 0.3)
     case = Case(hangs, (learner(0),))
     with pytest.raises((Stuck, TimeoutError, AssertionError), match=r"(?s)learner.0.*hangs"):
         SETUPS[setup].run(case)

@@ -105,6 +105,22 @@ def test_a_nan_enters_no_shared_model(strategy: str, how: str, together: Togethe
     assert strategy == "drawn" or torch.equal(ends[0], ends[1])
 
 
+def test_skipped_steps_are_told_before_the_report_that_holds_them(together: Together) -> None:
+    """All-reduced learners report after 16 rounds; the last of them may be a step not taken."""
+
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), "allreduce") as learner:
+            drawn = learner.draw(dataset(96), epochs=6, batch_size=BATCH)
+            for place, batch in enumerate(drawn):
+                bad = place in (15, 31) and learner.number == 0
+                learner.step(loss_of(model, batch) * (NAN if bad else 1.0))
+
+    assert alone(loop).counts.skipped == 2
+    ran = together(loop, 2)
+    assert (ran.counts.settled, ran.counts.skipped) == (68, 4)
+
+
 @pytest.mark.parametrize("strategy", ALL)
 def test_ten_in_a_row_end_it_in_one_line(strategy: str) -> None:
     model, steps = network(), 0

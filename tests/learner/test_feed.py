@@ -41,7 +41,9 @@ from torch.utils.data import (
 
 import unisono
 from unisono.learner.feed import as_source
+from unisono.learner.positions import Positions
 from unisono.learner.workers import Crew, Workers
+from unisono.simulation import Pause, run_loops
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 EXAMPLES = 104
@@ -319,6 +321,30 @@ def test_a_new_life_begins_with_what_it_asks_for() -> None:
     assert [workers.take(), workers.take()] == [-7, -8]
     workers.stop()
     workers.join()
+
+
+@pytest.mark.parametrize("strategy", [AVERAGING_DEALT, AVERAGING_DRAWN])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_workers_of_a_learner_that_was_held_for_dead(strategy: Any, prefetch: int) -> None:
+    """What its workers made for the former life is not taken for what the new one asks for."""
+    lives: set[int] = set()
+
+    def loop() -> None:
+        model = network()
+        loader = DataLoader(dataset(), BATCH, num_workers=2, prefetch_factor=3)
+        with unisono.Learner(model, sgd(model), strategy, prefetch=prefetch) as learner:
+            for x, y in learner.draw(loader, epochs=4):
+                assert learner._course is not None and learner._lives is not None
+                assert learner._course.current is not None
+                expected = Positions(EXAMPLES, BATCH, 4, 0).indices(
+                    learner._course.current.position
+                )
+                assert torch.equal(x, dataset().tensors[0][torch.from_numpy(expected)])
+                lives.add(learner._lives.session.fabric.address.incarnation)
+                learner.step(loss_of(model, (x, y)))
+
+    run = run_loops(loop, learners=2, faults=[Pause(5.5, 1, 14.0)], slowness={0: 2.0})
+    assert run.state.pool.over and lives == {0, 1}
 
 
 def test_drop_last() -> None:

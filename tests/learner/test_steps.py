@@ -25,6 +25,7 @@ from torch import nn
 
 import unisono
 from unisono.learner.site import find_site
+from unisono.simulation import run_loops
 
 ALL: dict[str, Any] = {
     "solo": "solo",
@@ -128,6 +129,24 @@ def test_several_losses_of_one_minibatch(strategy: str) -> None:
     ran = alone(loop)
     assert torch.equal(flat(model), flat(plain))
     assert ran.counts.settled == 13
+
+
+def test_a_minibatch_counts_once_however_many_losses_it_has() -> None:
+    """The weight of a learner in a mean is the examples that it trained."""
+
+    def loop() -> None:
+        model = network()
+        optimizer = sgd(model)
+        with unisono.Learner(model, optimizer, AVERAGING_DEALT) as learner:
+            for batch in learner.draw(dataset(96), batch_size=BATCH):
+                for _ in range(1 + learner.number):
+                    learner.backward(loss_of(model, batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    run = run_loops(loop, learners=2)
+    rounds = [event for event in run.events if event["event"] == "round"]
+    assert len(rounds) == 6 and {event["weight"] for event in rounds} == {2 * BATCH}
 
 
 def test_a_second_backward_after_the_gradients_were_shared_is_refused() -> None:

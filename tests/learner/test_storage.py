@@ -115,10 +115,11 @@ def test_models_that_differ_have_other_fingerprints() -> None:
             network(norm=True),
             network().double(),
             nn.Sequential(nn.Linear(6, 10)),
+            nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10, affine=False)),
             Mixed(),
         )
     }
-    assert len(prints) == 5
+    assert len(prints) == 6
     assert ModelStorage(network(seed=1)).fingerprint() == ModelStorage(network(2)).fingerprint()
 
 
@@ -216,6 +217,18 @@ def test_a_snapshot_is_not_changed_by_what_comes_after_it() -> None:
     assert isinstance(vector, TensorVector) and vector.tensor.item() == 1.0
     late = replica.snapshot().vector
     assert isinstance(late, TensorVector) and late.tensor.item() == 111.0
+
+
+def test_what_a_snapshot_still_reads_is_not_used_again() -> None:
+    node = SimulatedNode(Kernel(), learner(0))
+    replica = replica_of(scalar(), node)
+    replica.add(TensorVector(torch.ones(1)))
+    finish = replica._begin_read()
+    replica.end_update(Work())
+    for _ in range(5):
+        replica._storage.new().tensor.fill_(99.0)
+    vector = finish()
+    assert isinstance(vector, TensorVector) and vector.tensor.item() == 1.0
 
 
 # The guard.

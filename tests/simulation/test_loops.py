@@ -25,7 +25,7 @@ STRATEGIES: dict[str, Any] = {
 TOTAL = 24
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -52,6 +52,7 @@ class Service:
         self._unacknowledged: dict[Address, int] = {}
         self._began = fabric.now()
         self._stay_until = self._began
+        self._looked = self._began
         self._deserted: float | None = None
         self._first_came: float | None = None
         self._orphaned: float | None = None
@@ -105,6 +106,7 @@ class Service:
             # Who left last may not have been told before the coordinator died.
             self._stay_until = now + STAY_S
         self._seen = dict.fromkeys(self.state.learners, now)
+        self._looked = now
         for output in self.state.directives():
             self._send(output)
 
@@ -170,6 +172,10 @@ class Service:
         come back, and goes on where it was.
         """
         now = self._fabric.now()
+        if now - self._looked > self._timeout / 2:
+            # The coordinator itself was stopped: it cannot have heard anybody.
+            self._seen = dict.fromkeys(self._seen, now)
+        self._looked = now
         late = now - self._timeout
         silent = [a for a in self.state.learners if self._seen.get(a, late + 1) < late]
         keepers = self.state.keepers

@@ -125,6 +125,8 @@ class LocalNode:
         """Learns where somebody is reached."""
         with self._lock:
             self._endpoints[member.address] = member.endpoint
+        with self._credit_changed:
+            self._credit_changed.notify_all()
 
     def spawn(self, name: str, activity: Callable[[], None]) -> None:
         """Starts a thread."""

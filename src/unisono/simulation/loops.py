@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from unisono.coordinator.client import Abandoned
@@ -135,7 +136,7 @@ class _Loops:
         for number in range(self._learners):
             self._start(number)
         for fault in faults:
-            self.kernel.at(fault.at, lambda fault=fault: self._inject(fault))
+            self.kernel.at(fault.at, partial(self._inject, fault))
         self.kernel.run()
         return LoopsRun(self._service.state, self.kernel.now, self._events, self._errors)
 
@@ -189,8 +190,8 @@ class _Loops:
                 kernel.kill(address)
             elif isinstance(fault, Pause):
                 kernel.pause(address)
-                kernel.at(kernel.now + fault.seconds, lambda a=address: kernel.resume(a))
+                kernel.at(kernel.now + fault.seconds, partial(kernel.resume, address))
             elif isinstance(fault, Cut):
                 kernel.cut(address, COORDINATOR)
-                heal = lambda a=address: kernel.heal(a, COORDINATOR)  # noqa: E731
+                heal = partial(kernel.heal, address, COORDINATOR)
                 kernel.at(kernel.now + fault.seconds, heal)

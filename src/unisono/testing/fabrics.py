@@ -122,8 +122,9 @@ class _ThreadedPlay:
         self.view = _view(self._make(address) for address in case.players)
 
     def run(self) -> None:
-        for address in self._case.players:
-            self._begin(address)
+        self._threads = [self._thread(address) for address in self._case.players]
+        for thread in list(self._threads):
+            thread.start()
         deadline = time.monotonic() + LIMIT
         while living := [thread for thread in self._threads if thread.is_alive()]:
             living[0].join(max(0.0, deadline - time.monotonic()))
@@ -138,6 +139,8 @@ class _ThreadedPlay:
             self.kill(address)
 
     def kill(self, address: Address) -> None:
+        if address not in self._nodes:
+            return
         host, node = self._nodes.pop(address)
         if host is self._alone:
             node.close()
@@ -146,7 +149,9 @@ class _ThreadedPlay:
 
     def start(self, address: Address) -> Member:
         member = self._make(address)
-        self._begin(address)
+        thread = self._thread(address)
+        self._threads.append(thread)
+        thread.start()
         return member
 
     def _make(self, address: Address) -> Member:
@@ -157,7 +162,7 @@ class _ThreadedPlay:
         self._nodes[address] = host, node
         return Member(address, node.endpoint)
 
-    def _begin(self, address: Address) -> None:
+    def _thread(self, address: Address) -> threading.Thread:
         _, node = self._nodes[address]
         stage = _ThreadedStage(self, self._lives[address])
         self._lives[address] += 1
@@ -173,9 +178,7 @@ class _ThreadedPlay:
             if self._nodes.get(address, (None, None))[1] is node:
                 self.kill(address)
 
-        thread = threading.Thread(target=main, name=f"play of {address}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        return threading.Thread(target=main, name=f"play of {address}", daemon=True)
 
     def _fail(self, error: BaseException) -> None:
         self._first_error = self._first_error or error

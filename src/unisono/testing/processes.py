@@ -133,18 +133,15 @@ class Processes:
         child.process.join()
 
     def pause(self, name: str) -> None:
-        """SIGSTOP; returns when the process stands still."""
+        """SIGSTOP; returns when the process stands still, or has ended before."""
         process = self._children[name].process
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
-        while _state(process.pid) not in "TtZX":
+        _signal(process, signal.SIGSTOP)
+        while process.is_alive() and _state(process) not in "TtZX":
             time.sleep(0.001)
 
     def resume(self, name: str) -> None:
         """SIGCONT."""
-        process = self._children[name].process
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGCONT)
+        _signal(self._children[name].process, signal.SIGCONT)
 
     def wait(self) -> dict[str, Any]:
         """What the targets returned, by name.
@@ -231,20 +228,24 @@ def _how(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _state(pid: int) -> str:
+def _signal(process: ForkServerProcess, number: signal.Signals) -> None:
+    if process.is_alive():
+        assert process.pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _state(process: ForkServerProcess) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
 
 
 def _stacks(child: _Child) -> str:
     """What ``faulthandler`` writes; a paused process is woken for it."""
-    pid = child.process.pid
-    assert pid is not None
     for number in (signal.SIGCONT, signal.SIGUSR1):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        _signal(child.process, number)
     child.process.join(0.5)
     text = child.stacks.read_text() if child.stacks.exists() else ""
     return text or "(none: it had not begun)"

@@ -8,8 +8,9 @@ A test of a strategy is one line::
         check_strategy(lambda: MyStrategy(every=8))
 
 ``make`` is called anew for each run. The strategy should be set to short rounds (toy minibatches
-have at most four examples), or no round would end. Every check raises ``AssertionError``; where a
-seed led to it, the text names the seed and the call that replays it.
+have at most four examples), or no round would end. A check raises ``AssertionError``; where a seed
+led to it, the text names the seed and the call that replays it. A run without faults that cannot
+end raises ``Stuck``, and says who waits where.
 
 Each check can be run alone, and on another fabric, for example on real threads::
 

@@ -258,6 +258,7 @@ def a_lost_connection_is_told_after_the_last_message(node: Fabric, stage: Stage)
         node.port("control", members=True)
         while is_gone(node):
             node.receive("control")
+        hear(node, COORDINATOR, "listening")
         node.send(COORDINATOR, "x", {"kind": "work"})
         tell(node, B, "sent")
         node.receive("never")
@@ -266,6 +267,7 @@ def a_lost_connection_is_told_after_the_last_message(node: Fabric, stage: Stage)
         stage.kill(A)
     else:
         node.port("x", lost=True)
+        tell(node, A, "listening")
         said = []
         while "lost" not in said:
             message = node.receive("x")
