@@ -148,7 +148,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     status, _, error = run("train", prep, "--out", out, *QUICK, "--set", "checkpoint.every=512")
     assert status == 2
     assert is_one_line(error, "No space left on device", "resume"), error
-    assert len(list((out / "checkpoints").iterdir())) == 1
+    whole = [p for p in (out / "checkpoints").iterdir() if p.name.isdigit()]
+    assert len(whole) == 1
     status, _, error = run("train", "--out", out, "--resume")
     assert (status, error) == (0, "")
     counts = json.loads((out / "summary.json").read_text())["minibatches"]

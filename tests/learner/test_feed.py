@@ -104,7 +104,9 @@ def check_order(batches: list[Any], epochs: int = 1) -> None:
         assert torch.equal(batch[0], x) and torch.equal(batch[1], y)
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)]
+)
 def test_workers_use_all_that_the_loader_says(context: str) -> None:
     loader = DataLoader(
         Points(),

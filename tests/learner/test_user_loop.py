@@ -113,7 +113,7 @@ def test_the_whole_loop_goes_on_where_it_was(
     learners = 1 if place is one or strategy == "solo" else 2
     # Threads share torch's generator, so dropout would not repeat there.
     settings: dict[str, Any] = {"dropout": 0.0 if place is threads else 0.2}
-    if place is not threads:
+    if place is one:
         settings["workers"] = 1
     whole = UserLoop(STRATEGIES[strategy], tmp_path / "whole", **settings)
     ran = place(whole, learners)

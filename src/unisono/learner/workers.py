@@ -70,8 +70,8 @@ class Workers:
         self._closing = False
         context = crew.context or multiprocessing.get_context()
         forks = context.get_start_method() == "fork"
-        if forks:
-            # What is garbage now is none in the workers: they must not give memory of a GPU back.
+        if forks and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # Not in the workers: they cannot give memory of the GPU back.
             gc.collect()
         ours: list[Connection] = []
         for number in range(crew.count):
