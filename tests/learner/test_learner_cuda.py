@@ -199,9 +199,9 @@ def test_the_guard_sees_what_is_not_finite(dtype: torch.dtype) -> None:
             assert not guard.allows(parameters)
     parameters[1].grad = torch.ones_like(parameters[1])
     assert guard.allows(parameters)
-    guard.mark(torch.tensor(2.0).cuda(), parameters)
+    guard.mark(torch.tensor(2.0).cuda(), lambda: parameters)
     assert guard.allows(parameters)
-    guard.mark(torch.tensor(float("nan")).cuda(), parameters)
+    guard.mark(torch.tensor(float("nan")).cuda(), lambda: parameters)
     assert not guard.allows(parameters)
 
 

@@ -258,10 +258,10 @@ def test_a_loss_that_is_not_finite_marks_its_gradients() -> None:
     guard = Guard()
     parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.tensor(1.0))]
     parameters[1].grad = torch.tensor(-0.0)
-    guard.mark(torch.tensor(3.0), parameters)
+    guard.mark(torch.tensor(3.0), lambda: parameters)
     assert parameters[1].grad.signbit()
-    guard.mark(torch.tensor(float("inf")), parameters)
+    guard.mark(torch.tensor(float("inf")), lambda: parameters)
     assert parameters[0].grad is None and not parameters[1].grad.isfinite()
     parameters[0].grad = torch.ones(2, 3).t().contiguous().t()
-    guard.mark(torch.tensor([float("nan")]), parameters)
+    guard.mark(torch.tensor([float("nan")]), lambda: parameters)
     assert parameters[0].grad.isnan().sum() == 1

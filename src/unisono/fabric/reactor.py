@@ -138,10 +138,10 @@ class Reactor:
 
     def _run_timers(self) -> None:
         now = time.monotonic()
-        due = [command for when, command in self._timers if when <= now]
+        due = [timer for timer in self._timers if timer[0] <= now]
         if due:
-            self._timers = [(when, command) for when, command in self._timers if when > now]
-        for command in due:
+            self._timers = [timer for timer in self._timers if timer[0] > now]
+        for _, command in sorted(due, key=lambda timer: timer[0]):
             self._try(command)
 
 

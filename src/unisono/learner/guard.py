@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -25,14 +25,14 @@ class Guard:
         self.skipped = 0
         self._in_a_row = 0
 
-    def mark(self, loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
+    def mark(self, loss: torch.Tensor, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
         """Makes the gradients of a loss that is not finite not finite, too, whatever they are.
 
         So what is decided from gradients that learners share is decided alike by all.
         """
         if not loss.is_cuda and math.isfinite(loss.item()):
             return
-        for parameter in parameters:
+        for parameter in parameters():
             grad = parameter.grad
             if grad is not None and grad.numel() > 0:
                 # 0 for a finite loss, which need not be read from the device to know it.

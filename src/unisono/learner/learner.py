@@ -127,7 +127,9 @@ class Learner:
 
         The order is the pool's: shuffled anew each epoch over the whole corpus, the same for every
         number of learners. Each minibatch goes to one learner. A DataLoader's workers are used;
-        what a dataset draws at random in them depends on seed and position alone.
+        what a dataset draws at random in them depends on seed and position alone. Without workers
+        it draws from the generators of this process, as your model does: then only ``prefetch=0``
+        keeps a run repeatable.
         """
         if not self._inside:
             raise UserError("use the learner in a with statement: with unisono.Learner(...) as l")
@@ -159,7 +161,7 @@ class Learner:
         self.meter.loss(loss)
         with lives.surviving():
             session.fabric.compute(loss.backward, self._site.cost)
-        self._guard.mark(loss, self._optimizers.parameters())
+        self._guard.mark(loss, self._optimizers.parameters)
         with lives.surviving():
             session.stepper.backward_done(accumulate=accumulate)
         self._optimizers.note_gradients()
