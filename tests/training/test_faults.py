@@ -24,7 +24,7 @@ def start_training(
     start: Start, prep: Path, out: Path, division: str, *more: str, timeout: float = SLOW_TIMEOUT
 ) -> Command:
     return start(
-        "train", prep, "--out", out, "--learners", 3, "--epochs", 3,
+        "train", prep, "--out", out, "--learners", 3, "--epochs", 6,
         "--set", f"agreement.division={division}", "--set", "agreement.every=512",
         "--set", "minibatch=64", "--set", "network.hidden=[128]", "--set", "threads=1",
         "--set", f"timeout_s={timeout}", *more,

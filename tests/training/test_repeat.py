@@ -45,7 +45,7 @@ def test_a_killed_run_that_resumes_ends_with_the_same_bytes(
     start: Start, prep: Path, tmp_path: Path, every: int
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    keep = ["--set", f"checkpoint.every={every}"]
+    keep = ["--epochs", "6", "--set", f"checkpoint.every={every}"]
     expected = finish(train(start, prep, whole, *keep), whole)
     command = train(start, prep, broken, *keep)
     folder = broken / "checkpoints"
