@@ -28,7 +28,7 @@ class Command:
         self._out.flush()
         return Path(self._out.name).read_text()
 
-    def wait(self, seconds: float = 50.0) -> int:
+    def wait(self, seconds: float = 150.0) -> int:
         return self.process.wait(seconds)
 
     def children(self, word: str) -> list[int]:
@@ -59,7 +59,7 @@ class Command:
         self._out.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 40.0, what: str = "") -> None:
+def until(condition: Callable[[], bool], seconds: float = 100.0, what: str = "") -> None:
     """Waits for a condition of another process, which nothing tells us of."""
     deadline = time.monotonic() + seconds
     while not condition():

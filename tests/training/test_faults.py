@@ -16,6 +16,8 @@ from unisono.testing.logs import read_logs
 
 Start = Callable[..., Command]
 
+pytestmark = pytest.mark.timeout(240)
+
 SLOW_TIMEOUT = 60.0
 """So long that whatever happens soon was not found by silence."""
 
@@ -130,7 +132,7 @@ def test_an_exception_ends_the_run_everywhere(start: Start, tmp_path: Path, stra
     script.write_text(SCRIPT)
     command = start("launch", "--learners", 3, "--timeout", SLOW_TIMEOUT, script, strategy)
     until(lambda: "failing now" in command.output(), what="learner 1 to fail")
-    assert command.wait(5.0) == 2
+    assert command.wait(30.0) == 2
     output = command.output()
     first = output.index("RuntimeError: a bug of learner 1")
     assert "Traceback" in output[:first]

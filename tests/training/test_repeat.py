@@ -12,6 +12,8 @@ from commands import Command, lines_of, until
 
 Start = Callable[..., Command]
 
+pytestmark = pytest.mark.timeout(240)
+
 QUICK = [
     "--set", "minibatch=64", "--set", "network.hidden=[64]", "--set", "network.dropout=0.1",
     "--set", "threads=1", "--set", "validation.enabled=false", "--set", "agreement.every=512",
@@ -40,6 +42,7 @@ def test_two_runs_of_one_seed_with_and_without_prefetch(
     assert finish(train(start, prep, other, "--seed", 1), other) != models[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [4096, 0], ids=["mid-epoch", "epoch's end"])
 def test_a_killed_run_that_resumes_ends_with_the_same_bytes(
     start: Start, prep: Path, tmp_path: Path, every: int
