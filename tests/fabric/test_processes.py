@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,34 @@ def test_one_that_is_killed_here_is_no_trouble_and_a_paused_one_goes_on() -> Non
         processes.kill("victim")
         processes.resume("sleeper")
         assert processes.wait() == {"victim": None, "sleeper": None}
+
+
+def start_and_die(directory: Path) -> None:
+    """As a test that is ended in the middle, without a word to its processes."""
+    processes = Processes(20.0)
+    processes.start("orphan", note_and_wait, directory / "pid")
+    while not (directory / "pid").exists():
+        time.sleep(0.01)
+    os._exit(0)
+
+
+def note_and_wait(path: Path) -> None:
+    path.with_suffix(".draft").write_text(str(os.getpid()))
+    path.with_suffix(".draft").rename(path)
+    wait_for_ever()
+
+
+@pytest.mark.long
+def test_a_process_dies_with_the_one_that_started_it(tmp_path: Path) -> None:
+    code = f"""from pathlib import Path; from test_processes import start_and_die
+start_and_die(Path({str(tmp_path)!r}))"""
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=path, check=True, timeout=30)
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "it lives"
+        time.sleep(0.01)
 
 
 def test_a_process_may_ask() -> None:

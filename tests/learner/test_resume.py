@@ -42,6 +42,7 @@ class Training:
     examples: int = EVEN
     ends: dict[int, torch.Tensor] = field(default_factory=dict)
     moments: dict[int, torch.Tensor] = field(default_factory=dict)
+    statistics: dict[int, torch.Tensor] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     leads: list[int] = field(default_factory=list)
 
@@ -76,6 +77,7 @@ class Training:
                     self.ends[learner.number] = flat(model)
                 state = optimizer.state[next(model.parameters())]
                 self.moments[learner.number] = state["exp_avg"].clone()
+                self.statistics[learner.number] = model[2].running_mean.clone()
 
 
 STRATEGIES: dict[str, Any] = {
@@ -103,6 +105,7 @@ def assert_same(a: Training, b: Training) -> None:
     for number in a.ends:
         assert torch.equal(a.ends[number], b.ends[number])
         assert torch.equal(a.moments[number], b.moments[number])
+        assert torch.equal(a.statistics[number], b.statistics[number])
 
 
 @pytest.mark.parametrize(("name", "learners"), CASES)
@@ -121,7 +124,7 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
     asked = 18 if where == "in mid-epoch" else PER_EPOCH
     assert settled == [[0, -(-asked // width) * width]]
     second = Training(strategy, tmp_path, every, resume=True)
-    ran = run(second, learners)
+    ran = run(second, learners, schedule=Seeded(learners))
     assert ran.counts.settled == PER_EPOCH * EPOCHS - settled[0][1]
     assert_same(whole, second)
     assert second.leads == [0]

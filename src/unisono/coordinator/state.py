@@ -56,6 +56,7 @@ class State:
         self._first_agreement = 0
         self._restored: set[Address] = set()
         """Who has come with the state of the checkpoint from which the run goes on."""
+        self._opened: set[Address] = set()
         self._deals: list[Deal] = []
         self._welcomed: set[Address] = set()
         self._trained_before: set[Address] = set()
@@ -149,6 +150,7 @@ class State:
             )
             self._answer(who, op, {"kind": "refused", "reason": f"the learners differ in {names}"})
             return
+        self._opened.add(who)
         if op["agreement"] == self._first_agreement > 0:
             self._restored.add(who)
         self._answer(who, op, {"kind": "opened", "new": is_new})
@@ -356,6 +358,9 @@ class State:
 
     def _deal(self) -> None:
         assert self.job is not None
+        goes_on = self._first_agreement > 0 and not self._deals
+        if goes_on and any(a not in self._opened for a in self.learners):
+            return  # who has joined says next whether it has the state of the run already
         for who, request in sorted(self._waiting.items()):
             number = request["number"]
             if number is None:

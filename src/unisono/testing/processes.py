@@ -55,6 +55,13 @@ class _Child:
     trouble: str = ""
 
 
+def _die_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 def _main(
     target: Callable[..., Any],
     arguments: tuple[Any, ...],
@@ -64,6 +71,7 @@ def _main(
 ) -> None:
     """What a started process does. One that hangs writes its stacks when it is asked to."""
     torch.set_num_threads(1)
+    threading.Thread(target=_die_with_the_parent, daemon=True).start()
     with open(stacks, "w") as file:
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
         try:
