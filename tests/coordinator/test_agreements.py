@@ -87,7 +87,7 @@ def test_the_result_is_fetched_from_one_who_has_it() -> None:
     answers, told = regroup(agreements, A, B)
     assert answers == {A: {"kind": "fetch", "agreement": 0, "source": str(B)}}
     assert told == [
-        Output(B, "agreement", {"kind": "supply", "agreement": 0, "to": [str(A)]}),
+        Output(B, "strategy", {"kind": "supply", "agreement": 0, "to": [str(A)]}),
     ]
     # A coordinator that comes back orders it again, until it is no longer needed.
     assert agreements.supplies == told

@@ -249,7 +249,8 @@ class Lonely(AveragingParticipant):
         if len(self._members) > 1:
             super().end_of_part(agreement)
         else:
-            self.client.tell("settle", ranges=self.replica.take_work().note())
+            notes = {str(self.fabric.address): self.replica.take_work().note()}
+            self.client.tell("settle", notes=notes)
 
 
 def test_a_special_case_for_one_learner_is_found() -> None:

@@ -124,7 +124,8 @@ def test_a_bug_in_one_learner_ends_the_run_with_it() -> None:
 def test_a_special_case_is_found_on_threads_too() -> None:
     class Lonely(AveragingParticipant):
         def end_of_part(self, agreement: int) -> None:
-            self.client.tell("settle", ranges=self.replica.take_work().note())
+            notes = {str(self.fabric.address): self.replica.take_work().note()}
+            self.client.tell("settle", notes=notes)
 
     class Special(Averaging):
         def participant(self, replica: Replica) -> AveragingParticipant:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from unisono.coordinator.output import Output
+from unisono.coordinator.output import STRATEGY, Output
 from unisono.fabric.address import Address
 
 Notes = Mapping[str, Sequence[Sequence[int]]]
@@ -125,7 +125,7 @@ class Agreements:
                 body = {"kind": "fetch", "agreement": number, "source": str(ahead[0])}
                 names = [str(a) for a in here]
                 order = {"kind": "supply", "agreement": number, "to": names}
-                self._supplies.append(Output(ahead[0], "agreement", order))
+                self._supplies.append(Output(ahead[0], STRATEGY, order))
                 tell(self._supplies[-1])
             else:
                 body = self._redo(number, living)

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from unisono.fabric.address import Address
 
+STRATEGY = "strategy"
+"""The port of a learner's strategy: whatever the coordinator wants of it comes there."""
+
 
 class Output(NamedTuple):
     """Whom to tell what."""

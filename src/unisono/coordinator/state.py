@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.coordinator.agreements import Agreements
-from unisono.coordinator.output import Output
+from unisono.coordinator.checkpoints import Checkpoints
+from unisono.coordinator.output import STRATEGY, Output
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.base import Member, View
 from unisono.pool.pool import Deal, Pool
@@ -68,10 +69,9 @@ class State:
         self._limbo: set[Address] = set()
         self._leader: Address | None = None
         self._drawn = 0
-        self._kept = 0
-        self._keeping: int | None = None
-        self._settled_at: dict[int, list[Range]] = {}
-        self._parts: dict[int, set[Address]] = {}
+        self._checkpoints = Checkpoints()
+        self._unclosed: dict[Address, set[Address]] = {}
+        """Of each that is gone: who may still tell of work of it that is in their models."""
         self._sequence: dict[Address, int] = {}
         self._answers: dict[tuple[Address, str], Output] = {}
         self._out: list[Output] = []
@@ -121,9 +121,10 @@ class State:
         for learner in self.learners:
             self._tell(learner, "control", {"kind": "view", **self.view.to_body()})
         for newcomer, sponsor in self._asked_welcome.items():
-            self._tell(sponsor, "agreement", {"kind": "welcome", "to": str(newcomer)})
+            self._tell(sponsor, STRATEGY, {"kind": "welcome", "to": str(newcomer)})
         if self.job is not None and self.job.division == "drawn":
             self._tell_close()
+            self._tell_cut()
         self._out += self.agreements.supplies
         return self._out
 
@@ -142,7 +143,7 @@ class State:
             self.job = job
             self.pool = Pool(job.total, [tuple(r) for r in op["settled"]])
             self.agreements.start(op["agreement"])
-            self._first_agreement = op["agreement"]
+            self._first_agreement = self._checkpoints.number = op["agreement"]
         if job != self.job:
             ours, theirs = asdict(self.job), asdict(job)
             names = ", ".join(
@@ -200,6 +201,22 @@ class State:
             new: old for new, old in self._asked_welcome.items() if who not in (new, old)
         }
         self.agreements.remove(who)
+        self._checkpoints.remove(who)
+        if self._by_word:
+            witnesses = {a for a in self.learners if a in self._welcomed}
+            self._unclosed[who] = witnesses | set(self._asked_welcome)
+            for waited_for in self._unclosed.values():
+                waited_for.discard(who)
+
+    @property
+    def _by_word(self) -> bool:
+        """Drawn, and each settles by its own word: others may have the work of the dead."""
+        job = self.job
+        return job is not None and job.division == "drawn" and not job.agrees
+
+    def _on_closed(self, who: Address, op: Mapping[str, Any]) -> None:
+        """The member has told all that it has of one that is gone."""
+        self._unclosed.get(Address.parse(op["gone"]), set()).discard(who)
 
     def _set_members(self, members: tuple[Member, ...]) -> None:
         self.view = View(self.view.version + 1, members)
@@ -217,7 +234,14 @@ class State:
         self._idle.add(who)
 
     def _on_settle(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.pool.settle(who, _ranges(op))
+        """Work whose effect is in state that survives its learner; ``notes`` has it by owner."""
+        for owner, note in op["notes"].items():
+            ranges = [(a, b) for a, b in note]
+            self.pool.settle(Address.parse(owner), ranges)
+            self._checkpoints.add(Address.parse(owner), ranges)
+
+    def _on_cut(self, who: Address, op: Mapping[str, Any]) -> None:
+        self._checkpoints.cut(who, op["agreement"], _ranges(op))
 
     def _on_skip(self, who: Address, op: Mapping[str, Any]) -> None:
         self.pool.skip(who, _ranges(op))
@@ -241,6 +265,7 @@ class State:
         """If its sponsor died, the others may have agreed without it since: then once more."""
         self._asked_welcome.pop(who, None)
         current = op["rounds"] == self.agreements.resolved and not self.agreements.open
+        current = current or self._by_word
         if current:
             self._let_in(who)
         self._answer(who, op, {"kind": "in" if current else "again"})
@@ -313,21 +338,14 @@ class State:
         for notes in self.agreements.resolve(self.learners):
             for owner, ranges in notes.items():
                 self.pool.settle(Address.parse(owner), [(a, b) for a, b in ranges])
-        if self._keeping is not None and before <= self._keeping < self.agreements.resolved:
-            self._settled_at[self._keeping] = list(self.pool.settled)
+        self._checkpoints.fix(before, self.agreements.resolved, self.pool.settled)
 
     def _on_part(self, who: Address, op: Mapping[str, Any]) -> None:
-        """A learner has written its part of a checkpoint; the last one makes it whole.
-
-        Dealt learners report before they contribute to the next agreement, so what is settled now
-        is what was settled at this one; for drawn ones it was noted when the agreement resolved.
-        """
+        """A learner has written its part of a checkpoint; the last one makes it whole."""
         number = op["agreement"]
-        parts = self._parts.setdefault(number, set())
-        parts.add(who)
-        if parts >= set(self.learners):
-            settled = self._settled_at.pop(number, list(self.pool.settled))
-            self._parts = {n: p for n, p in self._parts.items() if n > number}
+        settled = self._checkpoints.part(who, number, self.learners)
+        if settled is not None:
+            settled = settled or list(self.pool.settled)
             body = {
                 "kind": "checkpoint",
                 "folder": op["folder"],
@@ -343,8 +361,9 @@ class State:
     def _free_limbo(self) -> None:
         """Returns what the dead held, once no agreement can contain it any more."""
         for who in sorted(self._limbo):
-            if not self.agreements.may_contain(who):
+            if not self.agreements.may_contain(who) and not self._unclosed.get(who):
                 self._limbo.discard(who)
+                self._unclosed.pop(who, None)
                 self.pool.give_all_back(who)
 
     def _let_leave(self) -> None:
@@ -419,7 +438,9 @@ class State:
                 del self._entering[who]
                 self._answer(who, request, {"kind": "over"})
                 continue
-            if sponsor is None and who != self._first_sponsor([who]):
+            if who in self._restored and not self.pool.counts.settled:
+                sponsor = None  # It comes with its own part of the run's state.
+            elif sponsor is None and who != self._first_sponsor([who]):
                 continue
             del self._entering[who]
             self._answer(who, request, {"kind": "enter", "sponsor": sponsor and str(sponsor)})
@@ -427,7 +448,7 @@ class State:
                 self._let_in(who)
             else:
                 self._asked_welcome[who] = sponsor
-                self._tell(sponsor, "agreement", {"kind": "welcome", "to": str(who)})
+                self._tell(sponsor, STRATEGY, {"kind": "welcome", "to": str(who)})
 
     def _draw(self) -> None:
         assert self.job is not None
@@ -451,6 +472,9 @@ class State:
                 self._idle.discard(who)
             self._answer(who, request, body)
         if not self.job.agrees:
+            if not self._checkpoints.cutting and self._checkpoint_due():
+                self._checkpoints.order(sorted(self._welcomed), self.pool.settled)
+                self._tell_cut()
             return
         spent = self._drawn >= self.job.share * len(self._welcomed)
         dry = bool(self._welcomed) and all(who in self._idle for who in self._welcomed)
@@ -463,12 +487,20 @@ class State:
             return
         number = self.agreements.resolved
         self.agreements.expect(number, number + 1, sorted(self._welcomed))
-        assert self.job is not None
-        every, settled = self.job.checkpoint_every, len(self.pool.settled)
-        if every and settled // every > self._kept // every:
-            self._kept = settled
-            self._keeping = number
+        if self._checkpoint_due():
+            self._checkpoints.keeping = number
         self._tell_close()
+
+    def _checkpoint_due(self) -> bool:
+        assert self.job is not None
+        return self._checkpoints.due(self.job.checkpoint_every, len(self.pool.settled))
+
+    def _tell_cut(self) -> None:
+        """Drawn, by word: everybody keeps its model as it is."""
+        if self._checkpoints.cutting:
+            for member in sorted(self._welcomed):
+                body = {"kind": "cut", "agreement": self._checkpoints.keeping}
+                self._tell(member, STRATEGY, body)
 
     def _tell_close(self) -> None:
         """Drawn: the quota is spent, and everybody contributes what it has finished."""
@@ -477,11 +509,11 @@ class State:
             "kind": "close",
             "agreement": self.agreements.resolved,
             "members": [str(a) for a in members],
-            "checkpoint": self._keeping == self.agreements.resolved,
+            "checkpoint": self._checkpoints.keeping == self.agreements.resolved,
         }
         for member in members:
             if member in self.learners:
-                self._tell(member, "agreement", body)
+                self._tell(member, STRATEGY, body)
 
     # Messages.
 

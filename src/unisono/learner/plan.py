@@ -57,8 +57,8 @@ class Dry:
 class Over:
     """Everything is settled."""
 
-    leads: bool
-    """Whether this learner is the one that sees to the final model."""
+    leader: Address | None
+    """The one that sees to the final model."""
 
 
 Item = Minibatch | EnterDeal | EndOfPart | Dry | Over
@@ -90,7 +90,7 @@ class Planner:
                 yield Dry()
                 answer = self.client.call("deal", "plan", number=number, patient=True)
             if answer["kind"] == "over":
-                yield Over(answer["leader"] == str(self.address))
+                yield Over(answer["leader"] and Address.parse(answer["leader"]))
                 return
             deal = Deal.from_body(dict(answer))
             number = deal.number + 1
@@ -131,7 +131,7 @@ class Planner:
                 yield Dry()
                 answer = self.client.call("draw", "plan", want=self.want, patient=True)
             if answer["kind"] == "over":
-                yield Over(answer["leader"] == str(self.address))
+                yield Over(answer["leader"] and Address.parse(answer["leader"]))
                 return
             for position in _positions([(a, b) for a, b in answer["ranges"]]):
                 yield Minibatch(position, reached=position + 1)

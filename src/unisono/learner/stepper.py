@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar, cast
 
 from unisono.events import UserError
+from unisono.fabric import Address
 from unisono.learner.plan import Dry, EndOfPart, EnterDeal, Item, Minibatch, Over, Planner
 from unisono.learner.queue import Ahead
 from unisono.learner.replica import LearnerReplica
@@ -50,8 +51,7 @@ class Stepper(Generic[T]):
         self._last_agreement = 0
         self._checkpoint_due = False
         self.data_wait_s = 0.0
-        self.leads = False
-        """At the end: whether this learner is the one that sees to the final model."""
+        self._leader: Address | None = None
         self.entered = False
         """Whether this learner has the run's parameters: one that came too late never gets them."""
 
@@ -104,6 +104,11 @@ class Stepper(Generic[T]):
         self._participant.after_backward(current.agreement, work, accumulate=accumulate)
 
     @property
+    def leads(self) -> bool:
+        """At the end: whether this learner is the one that sees to the final model."""
+        return self._leader == self._replica.fabric.address
+
+    @property
     def has_open(self) -> bool:
         """Whether there are gradients that no step has used."""
         return self._has_open
@@ -123,7 +128,7 @@ class Stepper(Generic[T]):
     def finish(self) -> None:
         """Applies what is pending."""
         self._replica.end_update(Work())
-        self._participant.finish()
+        self._participant.finish(self._leader)
 
     def _loaded(self) -> Iterator[tuple[Item, T | None]]:
         """The plan with its data. Before the plan may wait for the pool all of it is out."""
@@ -150,7 +155,7 @@ class Stepper(Generic[T]):
             self._end = item
             self._end_part()
         elif isinstance(item, Over):
-            self.leads = item.leads
+            self._leader = item.leader
         elif isinstance(item, Dry):
             if self._has_open:
                 self._task.on_drop()

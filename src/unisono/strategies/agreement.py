@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.coordinator.client import Refused
+from unisono.coordinator.output import STRATEGY
 from unisono.fabric import Address, Gone, Message, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.collective import Aborted, Collective
 from unisono.strategies.transfer import receive_parcel, send_parcel
 
-PORT = "agreement"
+PORT = STRATEGY
 TICK = "tick"
 AGREED = "agreed"
 

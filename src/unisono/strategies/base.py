@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from unisono.coordinator.client import Client
-from unisono.fabric import Fabric, Vector
+from unisono.fabric import Address, Fabric, Vector
 from unisono.pool.pool import Deal
 from unisono.pool.ranges import Range
 
@@ -174,8 +174,8 @@ class Participant:
     def flush(self) -> None:
         """There is no lease to be had while some are unsettled: share what was trained."""
 
-    def finish(self) -> None:
-        """Everything is settled; called before the learner leaves."""
+    def finish(self, leader: Address | None) -> None:
+        """Everything is settled, and ``leader`` sees to the model; called before leaving."""
 
     def consensus(self) -> Vector | None:
         """The one model that the strategy hands out; None: the learner's own parameters."""

@@ -37,7 +37,7 @@ class SoloParticipant(Participant):
 
     def _settle(self) -> None:
         if self._unsettled.ranges:
-            self.client.tell("settle", ranges=self._unsettled.note())
+            self.client.tell("settle", notes={str(self.fabric.address): self._unsettled.note()})
             self.replica.record(settled=self._unsettled.note())
             self._unsettled = Work()
 

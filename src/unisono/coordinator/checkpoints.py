@@ -1,0 +1,100 @@
+"""Which checkpoints are being written, and what is settled in each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from unisono.fabric.address import Address
+from unisono.pool.ranges import Range, RangeSet
+
+
+class Checkpoints:
+    """A checkpoint holds the models and the pool of one instant.
+
+    What is settled at that instant is known in one of three ways:
+
+    * dealt: learners report before they contribute to the next agreement, so it is what is settled
+      when the last part has been written;
+    * drawn, with agreements: it is what was settled when the agreement resolved (``fix``);
+    * drawn, where each settles by its own word: there is no common instant. Each learner *cuts*: it
+      keeps its model, and says what that contains and is not settled yet. The checkpoint counts
+      what was settled when it was ordered, what each settled until its own cut, and what it said
+      there: a minibatch is in it if, and only if, it is in the kept model of its trainer. A death
+      before all have cut ends such a checkpoint; the one before it stays.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """Of the next one that is ordered, where there are no agreements to number them."""
+        self.keeping: int | None = None
+        """The agreement, or the order, that is to be kept."""
+        self._reached = 0
+        self._settled: dict[int, list[Range]] = {}
+        self._parts: dict[int, set[Address]] = {}
+        self._cutting: RangeSet | None = None
+        self._uncut: set[Address] = set()
+        self._ordered: dict[int, set[Address]] = {}
+
+    def due(self, every: int, settled: int) -> bool:
+        """Whether, since the last call that said so, a multiple of ``every`` was passed."""
+        if not every or settled // every <= self._reached // every:
+            return False
+        self._reached = settled
+        return True
+
+    def fix(self, before: int, after: int, settled: Iterable[Range]) -> None:
+        """Agreements up to ``after`` are resolved: notes what is settled if one is to be kept."""
+        if self.keeping is not None and before <= self.keeping < after:
+            self._settled[self.keeping] = list(settled)
+
+    # Where each settles by its own word.
+
+    @property
+    def cutting(self) -> bool:
+        """Whether somebody has still to cut."""
+        return self._cutting is not None
+
+    def order(self, members: Collection[Address], settled: Iterable[Range]) -> None:
+        """All members are to cut."""
+        self.keeping, self.number = self.number, self.number + 1
+        self._cutting, self._uncut = RangeSet(settled), set(members)
+        self._ordered[self.keeping] = set(members)
+
+    def add(self, owner: Address, ranges: Iterable[Range]) -> None:
+        """A learner's work was settled: it counts until the learner cuts."""
+        if self._cutting is not None and owner in self._uncut:
+            for start, stop in ranges:
+                self._cutting.add(start, stop)
+
+    def cut(self, who: Address, number: int, ranges: Sequence[Range]) -> None:
+        """A learner keeps its model, which contains ``ranges``, too."""
+        if self._cutting is None or number != self.keeping:
+            return
+        self.add(who, ranges)
+        self._uncut.discard(who)
+        if not self._uncut:
+            assert self.keeping is not None
+            self._settled[self.keeping] = list(self._cutting)
+            self._cutting = None
+
+    def remove(self, who: Address) -> None:
+        """A member is gone; what others settle of it now may be in nobody's kept model."""
+        if self._cutting is not None:
+            self._cutting, self._uncut = None, set()
+
+    # Parts.
+
+    def part(
+        self, who: Address, number: int, living: Collection[Address]
+    ) -> list[Range] | None:
+        """A part is written; what is settled in the whole, if it is. Empty: as it is now."""
+        parts = self._parts.setdefault(number, set())
+        parts.add(who)
+        ordered = self._ordered.get(number)
+        if not parts >= set(living if ordered is None else ordered):
+            return None
+        if ordered is not None and number not in self._settled:
+            return None  # It was given up.
+        self._parts = {n: p for n, p in self._parts.items() if n > number}
+        self._ordered.pop(number, None)
+        return self._settled.pop(number, [])
