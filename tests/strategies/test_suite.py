@@ -11,6 +11,8 @@ from unisono.strategies import (
     Averaging,
     BlockMomentum,
     Division,
+    GossipFixed,
+    GossipRandom,
     Nesterov,
     SlowMo,
     Solo,
@@ -23,6 +25,7 @@ Make = Callable[[], Strategy]
 PLAIN = Promises()
 MOMENTUM = Promises(plain=False, keeps_mean=False, follows=False)
 LOOKING_AHEAD = Promises(plain=False, keeps_mean=False, follows=False, ends_equal=False)
+PAIRS = Promises(pairs=True)
 
 STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "allreduce": (AllReduce, PLAIN, 120),
@@ -41,6 +44,8 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
         MOMENTUM,
         45,
     ),
+    "gossip-fixed": (lambda: GossipFixed(every=8), PAIRS, 120),
+    "gossip-random": (lambda: GossipRandom(every=4), PAIRS, 120),
 }
 LONG = 500
 """Schedules in one long test; there are four of them a strategy."""

@@ -84,9 +84,7 @@ class Checkpoints:
 
     # Parts.
 
-    def part(
-        self, who: Address, number: int, living: Collection[Address]
-    ) -> list[Range] | None:
+    def part(self, who: Address, number: int, living: Collection[Address]) -> list[Range] | None:
         """A part is written; what is settled in the whole, if it is. Empty: as it is now."""
         parts = self._parts.setdefault(number, set())
         parts.add(who)

@@ -64,6 +64,11 @@ class Client:
                 self.answered(sequence)
                 return body
 
+    def is_pending(self, sequence: int) -> bool:
+        """Whether the coordinator has not yet said that an operation is in its journal."""
+        with self._lock:
+            return sequence in self._pending
+
     def answered(self, sequence: int) -> None:
         """The answer to an operation is here; for those who asked with ``tell``."""
         with self._lock:

@@ -53,6 +53,10 @@ class Vector(Protocol):
         """Whether no value is infinite or not a number."""
         ...
 
+    def norm(self) -> float:
+        """The Euclidean length."""
+        ...
+
 
 class TensorVector:
     """A vector over a flat, contiguous host tensor."""
@@ -111,6 +115,10 @@ class TensorVector:
         """
         return bool(torch.isfinite(self.tensor.sum()))
 
+    def norm(self) -> float:
+        """The Euclidean length."""
+        return float(torch.linalg.vector_norm(self.tensor))
+
 
 class SizeVector:
     """A vector that has a size and no values, for timing-only simulation."""
@@ -154,3 +162,7 @@ class SizeVector:
     def finite(self) -> bool:
         """Always."""
         return True
+
+    def norm(self) -> float:
+        """Nothing: there are no values."""
+        return 0.0

@@ -147,9 +147,10 @@ class LearnerReplica:
             self._lock.__exit__(None, None, None)
 
     def replace(self, value: Vector) -> None:
-        """Sets the parameters."""
+        """Sets the parameters; what is pending was in the snapshot of which the value was made."""
         with self._lock:
             self._write(value)
+            self._pending, self._pending_is_read = None, False
 
     def gradient(self) -> Vector:
         """A copy of the gradients."""

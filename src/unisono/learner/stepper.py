@@ -126,9 +126,9 @@ class Stepper(Generic[T]):
         self._tell_skipped(self._close())
 
     def finish(self) -> None:
-        """Applies what is pending."""
-        self._replica.end_update(Work())
+        """The strategy's last word; applies what is pending."""
         self._participant.finish(self._leader)
+        self._replica.end_update(Work())
 
     def _loaded(self) -> Iterator[tuple[Item, T | None]]:
         """The plan with its data. Before the plan may wait for the pool all of it is out."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Division
+from unisono.strategies.delay import DelayByOne
+from unisono.strategies.gossip import GossipFixed, GossipRandom
 from unisono.strategies.outer import BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.registry import make, names
 from unisono.strategies.solo import Solo
@@ -13,7 +15,10 @@ __all__ = [
     "AllReduce",
     "Averaging",
     "BlockMomentum",
+    "DelayByOne",
     "Division",
+    "GossipFixed",
+    "GossipRandom",
     "Nesterov",
     "Plain",
     "SlowMo",

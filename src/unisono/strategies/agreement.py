@@ -19,6 +19,7 @@ from unisono.fabric import Address, Gone, Message, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.collective import Aborted, Collective
+from unisono.strategies.entering import enter_drawn
 from unisono.strategies.transfer import receive_parcel, send_parcel
 
 PORT = STRATEGY
@@ -81,7 +82,7 @@ class AgreeingParticipant(Participant):
         """Newcomers get the state of a sponsor: that of the deal, or whom the coordinator names."""
         me = self.fabric.address
         if deal is None:
-            return self._enter_drawn()
+            return enter_drawn(self.client, self._receive_state, lambda: self.rounds)
         self._members = list(deal.members)
         if me == deal.sponsor and deal.newcomers:
             # Were this one to die unheard, the newcomers' model would hold what nobody reported.
@@ -101,26 +102,18 @@ class AgreeingParticipant(Participant):
                 ) from None
         return True
 
-    def _enter_drawn(self) -> bool:
-        """Asks for a sponsor until one has handed over a state that is not out of date already."""
-        while True:
-            answer = self.client.call("enter", "entered")
-            if answer["kind"] == "over":
-                return False
-            if answer["sponsor"] is None:
-                return True
-            try:
-                self._receive_state(Address.parse(answer["sponsor"]))
-            except Gone:
-                continue
-            answer = self.client.call("welcomed", "entered", rounds=self.rounds)
-            if answer["kind"] == "in":
-                return True
-
     def agree(self, agreement: int) -> None:
         """Lets the agent do an agreement, and waits for it."""
-        began = self.fabric.now()
+        self.begin_agreement(agreement)
+        self.await_agreement()
+
+    def begin_agreement(self, agreement: int) -> None:
+        """Lets the agent do an agreement; one at a time, and nothing else asked of it meanwhile."""
         self.fabric.post(PORT, {"kind": TICK, "agreement": agreement})
+
+    def await_agreement(self) -> None:
+        """Waits for the agreement that was begun."""
+        began = self.fabric.now()
         self.fabric.receive(AGREED)
         self.wait_s += self.fabric.now() - began
 

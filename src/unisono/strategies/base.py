@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from unisono.coordinator.client import Client
 from unisono.fabric import Address, Fabric, Vector
@@ -197,6 +197,25 @@ class Participant:
         return None
 
 
+class Diverged(Exception):  # noqa: N818
+    """A learner's parameters are not finite: it leaves, and nothing of it is shared."""
+
+    def __init__(self, who: Address, rounds: int) -> None:
+        super().__init__(
+            f"the parameters of {who.name} are not finite at round {rounds}: "
+            "lower the learning rate"
+        )
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A strategy that has more to say of itself when a run starts."""
+
+    def explain(self, learners: int) -> list[str]:
+        """What follows from its settings for so many learners, a line each."""
+        ...
+
+
 class Strategy(Protocol):
     """The settings of a way to agree."""
 
@@ -241,6 +260,7 @@ def describe(strategy: Strategy, learners: int) -> list[str]:
         f"waits     {strategy.waits}",
         f"rate      {strategy.rate_rule}",
         f"learners  {learners}",
+        *(strategy.explain(learners) if isinstance(strategy, Explains) else []),
     ]
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from unisono.fabric import Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.agreement import AgreeingParticipant, Contribution
-from unisono.strategies.base import Parcel, Replica
-
-
-class Diverged(Exception):  # noqa: N818
-    """A learner's parameters are not finite: it leaves, and nothing of it is shared."""
+from unisono.strategies.base import Diverged, Parcel, Replica
 
 
 class ModelParticipant(AgreeingParticipant):
@@ -48,10 +44,7 @@ class ModelParticipant(AgreeingParticipant):
         """The parameters, weighted by the examples trained."""
         snapshot = self.replica.snapshot()
         if not snapshot.vector.finite():
-            raise Diverged(
-                f"the parameters of {self.fabric.address.name} are not finite at round "
-                f"{self.rounds}: lower the learning rate"
-            )
+            raise Diverged(self.fabric.address, self.rounds)
         return Contribution(snapshot.vector, snapshot.work)
 
     def consensus(self) -> Vector | None:

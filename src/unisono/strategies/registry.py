@@ -13,11 +13,20 @@ from unisono.events import UserError
 from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Strategy
+from unisono.strategies.delay import DelayByOne
+from unisono.strategies.gossip import GossipFixed, GossipRandom
 from unisono.strategies.outer import OUTERS
 from unisono.strategies.solo import Solo
 
 GROUP = "unisono.strategies"
-_OURS: dict[str, type] = {"solo": Solo, "allreduce": AllReduce, "averaging": Averaging}
+_OURS: dict[str, type] = {
+    "solo": Solo,
+    "allreduce": AllReduce,
+    "averaging": Averaging,
+    "gossip-fixed": GossipFixed,
+    "gossip-random": GossipRandom,
+    "delay-by-one": DelayByOne,
+}
 
 
 def names() -> list[str]:

@@ -41,12 +41,16 @@ def all_trained(run: ToyRun, *, calm: bool) -> None:
     assert not (calm and repeated), f"trained more than once without a fault: {repeated[:10]}"
 
 
-def kept_once(run: ToyRun, marks: Marks) -> None:
-    """Each minibatch is in the consensus by the steps of exactly one life of one learner."""
+def kept_once(run: ToyRun, marks: Marks, *, pairs: bool = False) -> None:
+    """Each minibatch is in the consensus by the steps of exactly one life of one learner.
+
+    With ``pairs`` two deaths, one soon after the other, may take with them what only they had.
+    """
+    least = 0 if pairs and len(run.state.lost) > 1 else 1
     for result in run.survivors:
         assert result.consensus is not None
         lives = (np.abs(marks.read(result.consensus)) > TOLERANCE).sum(axis=1)
-        for position in np.flatnonzero(lives != 1)[:1]:
+        for position in np.flatnonzero((lives > 1) | (lives < least))[:1]:
             raise AssertionError(
                 f"position {position} is in the consensus of {result.address.name} by the steps "
                 f"of {lives[position]} learners"
@@ -126,6 +130,44 @@ def mean_kept(run: ToyRun) -> float:
             f"(weights {weights}, movements up to {scale:.3g})"
         )
     return largest
+
+
+def sum_kept(run: ToyRun) -> float:
+    """Exchanges of two move the learners, and not their sum; returns the largest movement.
+
+    All deltas that all learners were ever given add up to nothing: those of a pair are negatives of
+    each other, and the last ones lead to the mean.
+    """
+    deltas = [
+        entry.vector
+        for result in run.results
+        for entry in result.ledger.entries
+        if entry.kind is Kind.ADD
+    ]
+    largest = max((float(np.abs(d).max(initial=0.0)) for d in deltas), default=0.0)
+    off = float(np.abs(sum(deltas, np.zeros(1))).max(initial=0.0))
+    assert off <= TOLERANCE * max(1.0, largest), (
+        f"{len(deltas)} deltas of up to {largest:.3g} add up to {off:.3g} instead of nothing"
+    )
+    return largest
+
+
+def pairs_contract(run: ToyRun) -> None:
+    """When they are about to take their mean, learners that were thrown are near it already."""
+    thrown = max(
+        float(np.abs(entry.vector).max())
+        for result in run.survivors
+        for entry in result.ledger.entries
+        if entry.kind is Kind.STEP
+    )
+    last = [
+        next(e.vector for e in reversed(result.ledger.entries) if e.kind is Kind.SNAPSHOT)
+        for result in run.survivors
+    ]
+    spread = _spread(last)
+    assert spread <= thrown / 10, (
+        f"learners do not come together: they were thrown {thrown:.3g}, and end {spread:.3g} apart"
+    )
 
 
 def contracts(run: ToyRun, thrown: int) -> None:

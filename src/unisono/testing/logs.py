@@ -1,8 +1,9 @@
 """Coverage from the learners' own logs: an independent check of the coordinator's books.
 
 Each learner writes down what it trained, what it skipped, and what went into every agreement that
-it saw completed. From these lines alone: every position must be in exactly one agreement (or be
-skipped); what was trained more often was redone.
+it saw completed, or into every model that it took in. From these lines alone: every position must
+be in exactly one agreement (or in models by the steps of exactly one learner, or be skipped); what
+was trained more often was redone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class LogCoverage:
     """What the logs of a run say about each position."""
 
     trained: Counter[int] = field(default_factory=Counter)
-    shared: dict[int, set[int]] = field(default_factory=dict)
-    """The agreements that contain a position."""
+    shared: dict[int, set[int | str]] = field(default_factory=dict)
+    """The agreements that contain a position; without agreements: whose steps on it were shared."""
     kept: set[int] = field(default_factory=set)
     """Positions that a learner alone settled or skipped."""
 
@@ -31,9 +32,9 @@ class LogCoverage:
         for position in range(total):
             agreements = self.shared.get(position, set())
             if not agreements and position not in self.kept:
-                found.append(f"position {position} is in no completed agreement")
+                found.append(f"position {position} was shared by nobody")
             if len(agreements) > 1:
-                found.append(f"position {position} is in agreements {sorted(agreements)}")
+                found.append(f"position {position} was shared twice: {sorted(agreements)}")
             if not self.trained[position] and position not in self.kept:
                 found.append(f"position {position} was never trained")
         return found
@@ -53,9 +54,9 @@ def read_logs(folder: Path) -> LogCoverage:
                 coverage.trained[position] += 1
             for position in _positions(line.get("settled", []) + line.get("skipped", [])):
                 coverage.kept.add(position)
-            for ranges in line.get("notes", {}).values():
+            for owner, ranges in line.get("notes", {}).items():
                 for position in _positions(ranges):
-                    coverage.shared.setdefault(position, set()).add(line["agreement"])
+                    coverage.shared.setdefault(position, set()).add(line.get("agreement", owner))
     return coverage
 
 

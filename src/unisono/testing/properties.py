@@ -68,6 +68,8 @@ class Promises:
     """Equal data and no noise: each learner is where one alone would be after as many steps."""
     ends_equal: bool = True
     """All learners end with the consensus."""
+    pairs: bool = False
+    """Rounds are exchanges of two, and keep the plain sum of all models."""
 
 
 PLAIN = Promises()
@@ -77,8 +79,8 @@ def check_strategy(make: Make, *, schedules: int = 200, promises: Promises = PLA
     """The whole suite in simulation: the checks below, then random schedules with faults."""
     check_on(ToyCluster, make, promises=promises)
     if promises.keeps_mean:
-        check_mean(make, on=_slow_network)
-    check_contraction(make)
+        check_mean(make, on=_slow_network, promises=promises)
+    check_contraction(make, promises=promises)
     if _division(make) is Division.DEALT:
         check_repeats(make, promises=promises)
     check_newcomer(make, promises=promises)
@@ -95,7 +97,7 @@ def check_on(on: Callable[..., Cluster], make: Make, *, promises: Promises = PLA
     if promises.plain:
         check_alone(make, on=on)
     if promises.keeps_mean:
-        check_mean(make, on=on)
+        check_mean(make, on=on, promises=promises)
     if promises.follows and _division(make) is Division.DEALT:
         check_equal_data(make, on=on)
     for learners in (1, 2, 4):
@@ -118,7 +120,9 @@ def check_alone(make: Make, *, on: Callable[..., Cluster] = ToyCluster) -> None:
         )
 
 
-def check_mean(make: Make, *, on: Callable[..., Cluster] = ToyCluster) -> None:
+def check_mean(
+    make: Make, *, on: Callable[..., Cluster] = ToyCluster, promises: Promises = PLAIN
+) -> None:
     """Rounds keep the weighted mean of learners that are far apart, and lose no step.
 
     Targets 100 apart and a rate of 0.4 throw the learners about until the very end: nothing has
@@ -136,7 +140,7 @@ def check_mean(make: Make, *, on: Callable[..., Cluster] = ToyCluster) -> None:
             slowness=slowness,
         ).run()
         laws.nothing_lost(run)
-        largest = laws.mean_kept(run)
+        largest = laws.sum_kept(run) if promises.pairs else laws.mean_kept(run)
         assert largest > 1.0, f"no round moved a learner (the largest movement was {largest:.3g})"
 
 
@@ -174,7 +178,7 @@ def check_settling(
     _check_end(run, marks, make, promises, calm=True)
 
 
-def check_contraction(make: Make) -> None:
+def check_contraction(make: Make, *, promises: Promises = PLAIN) -> None:
     """Thrown apart, learners come together again, also beside one that is much slower.
 
     Drawn, its minibatch takes as long as two rounds of the others: what they hand to it waits while
@@ -188,7 +192,10 @@ def check_contraction(make: Make) -> None:
         loss=Throw(distance=1000.0),
         slowness={0: 5.0 * share},
     ).run()
-    laws.contracts(run, learners)
+    if promises.pairs:
+        laws.pairs_contract(run)
+    else:
+        laws.contracts(run, learners)
 
 
 def check_repeats(
@@ -329,9 +336,12 @@ def _check_end(run: ToyRun, marks: Marks, make: Make, promises: Promises, *, cal
     laws.same_consensus(run, exactly=exactly)
     if promises.ends_equal:
         laws.same_end(run, exactly=exactly)
-    laws.kept_once(run, marks)
+    laws.kept_once(run, marks, pairs=promises.pairs)
     if calm and promises.keeps_mean:
-        laws.mean_kept(run)
+        if promises.pairs:
+            laws.sum_kept(run)
+        else:
+            laws.mean_kept(run)
 
 
 def _nobody_left(error: BaseException) -> bool:

@@ -1,0 +1,108 @@
+"""gossip-fixed, gossip-random: asynchronous decentralised SGD on rings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unisono.events import UserError
+from unisono.fabric import Address
+from unisono.pool.order import Order
+from unisono.strategies.base import Division, Replica, Terms, examples_to_minibatches
+from unisono.strategies.exchange import ExchangingParticipant
+from unisono.strategies.mixing import Mixing, complete, ring
+
+
+class FixedRing(ExchangingParticipant):
+    """Asks its two neighbours in the members' order, in turns.
+
+    Both ends of an edge begin exchanges on it, so that an edge beside a slow learner is not slow.
+    """
+
+    def partner(self, members: list[Address], round_: int) -> Address:
+        """The neighbour on the right in even rounds, on the left in odd ones."""
+        step = 1 if round_ % 2 == 0 else -1
+        return members[(members.index(self.fabric.address) + step) % len(members)]
+
+
+class RandomRing(ExchangingParticipant):
+    """Asks its neighbour on a ring that is drawn anew for each round, from a seed that all share.
+
+    The rings of a round are the same for all who are in it; nobody waits for the others to come to
+    the same round.
+    """
+
+    def __init__(self, replica: Replica, every: int, seed: int) -> None:
+        super().__init__(replica, every)
+        self._seed = seed
+
+    def partner(self, members: list[Address], round_: int) -> Address:
+        """The next one on the ring of the round."""
+        order = Order(len(members), self._seed)
+        places: list[int] = order.indices(round_, 0, len(members)).tolist()
+        mine = places.index(members.index(self.fabric.address))
+        return members[places[(mine + 1) % len(members)]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gossip:
+    every: int = 8192
+    """Examples a learner trains between two exchanges that it begins (whole minibatches)."""
+
+    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
+    waits: ClassVar[str] = "nobody"
+    rate_rule: ClassVar[str] = "multiply by the number of learners"
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"every is {self.every}: at least one example between two exchanges")
+
+    def rate_factor(self, learners: int) -> float:
+        """As for averaging: a step counts for 1/learners in the mean."""
+        return float(learners)
+
+    def terms(self, batch_size: int) -> Terms:
+        """Drawn; each settles by its own word."""
+        share = examples_to_minibatches(self.every, batch_size)
+        return Terms(Division.DRAWN, share=share, rounds=1, agrees=False)
+
+    def mixing(self, learners: int) -> Mixing:
+        """Which pairs exchange, as a mixing matrix."""
+        raise NotImplementedError
+
+    def explain(self, learners: int) -> list[str]:
+        """The mixing matrix's gap, and the distance between learners that follows from it."""
+        return self.mixing(learners).explain()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipFixed(_Gossip):
+    """Pairs of neighbours on a fixed ring average their models, beside computing (AD-PSGD)."""
+
+    name: ClassVar[str] = "gossip-fixed"
+
+    def mixing(self, learners: int) -> Mixing:
+        """Every edge of the ring as often as every other."""
+        return ring(learners)
+
+    def participant(self, replica: Replica) -> FixedRing:
+        """One learner's part."""
+        return FixedRing(replica, self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipRandom(_Gossip):
+    """Pairs of neighbours on rings drawn anew average their models, beside computing."""
+
+    seed: int = 0
+    """Of the rings; the same for all learners."""
+
+    name: ClassVar[str] = "gossip-random"
+
+    def mixing(self, learners: int) -> Mixing:
+        """Every pair as often as every other."""
+        return complete(learners)
+
+    def participant(self, replica: Replica) -> RandomRing:
+        """One learner's part."""
+        return RandomRing(replica, self.every, self.seed)
