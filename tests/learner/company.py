@@ -172,3 +172,14 @@ def plain_batches(
 
 AVERAGING_DRAWN = unisono.Averaging(every=2 * BATCH, division=unisono.Division.DRAWN)
 AVERAGING_DEALT = unisono.Averaging(every=2 * BATCH)
+SHARING: dict[str, Any] = {
+    "allreduce": "allreduce",
+    "dealt": AVERAGING_DEALT,
+    "drawn": AVERAGING_DRAWN,
+    "gossip": unisono.GossipRandom(every=2 * BATCH),
+    "delay": "delay-by-one",
+}
+"""Every way of sharing, with short rounds."""
+DRAWN = {"drawn", "gossip"}
+"""Those whose result depends on who was faster."""
+ALL: dict[str, Any] = {"solo": "solo", **SHARING}

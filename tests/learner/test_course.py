@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from company import (
+    ALL,
     AVERAGING_DEALT,
     AVERAGING_DRAWN,
     BATCH,
     EXAMPLES,
+    SHARING,
     Ran,
     alone,
     dataset,
@@ -28,13 +29,6 @@ import unisono
 from unisono.fabric.schedules import Seeded
 from unisono.learner.positions import Positions
 
-ALL: dict[str, Any] = {
-    "solo": "solo",
-    "allreduce": "allreduce",
-    "dealt": AVERAGING_DEALT,
-    "drawn": AVERAGING_DRAWN,
-}
-SHARING = {name: strategy for name, strategy in ALL.items() if name != "solo"}
 Together = Callable[..., Ran]
 EPOCHS = 3
 

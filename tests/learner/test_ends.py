@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from company import (
+    ALL,
     AVERAGING_DEALT,
     AVERAGING_DRAWN,
     BATCH,
+    SHARING,
     Ran,
     alone,
     dataset,
@@ -32,13 +34,6 @@ from unisono.learner.guard import IN_A_ROW
 from unisono.learner.site import find_site
 from unisono.simulation import Cut, Kill, KillCoordinator, Pause, run_loops
 
-ALL: dict[str, Any] = {
-    "solo": "solo",
-    "allreduce": "allreduce",
-    "dealt": AVERAGING_DEALT,
-    "drawn": AVERAGING_DRAWN,
-}
-SHARING = {name: strategy for name, strategy in ALL.items() if name != "solo"}
 Together = Callable[..., Ran]
 NAN = float("nan")
 

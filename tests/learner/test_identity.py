@@ -34,6 +34,9 @@ STRATEGIES = {
     "allreduce": "allreduce",
     "dealt": AVERAGING_DEALT,
     "drawn": AVERAGING_DRAWN,
+    "gossip-fixed": unisono.GossipFixed(every=2 * BATCH),
+    "gossip-random": unisono.GossipRandom(every=2 * BATCH),
+    "delay": "delay-by-one",
 }
 EPOCHS = 3
 
@@ -101,7 +104,7 @@ def test_workers_change_nothing(name: str, workers: int, plain: torch.Tensor) ->
     assert torch.equal(got["end"], plain)
 
 
-@pytest.mark.parametrize("name", ["solo", "allreduce", "dealt", "drawn"])
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_any_schedule_gives_the_same_bits(name: str, plain: torch.Tensor) -> None:
     for seed in range(5):
         got: dict[str, Any] = {}

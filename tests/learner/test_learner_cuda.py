@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from company import (
+    ALL,
     AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
     CLASSES,
+    SHARING,
     Ran,
     alone,
     dataset,
@@ -37,13 +38,6 @@ from unisono.learner.storage import ModelStorage
 from unisono.strategies.base import Parcel, Work
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-ALL: dict[str, Any] = {
-    "solo": "solo",
-    "allreduce": "allreduce",
-    "dealt": AVERAGING_DEALT,
-    "drawn": AVERAGING_DRAWN,
-}
-SHARING = {name: strategy for name, strategy in ALL.items() if name != "solo"}
 Together = Callable[..., Ran]
 
 

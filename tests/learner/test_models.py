@@ -9,10 +9,11 @@ import pytest
 import torch
 from company import (
     AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
     CLASSES,
+    DRAWN,
     INPUTS,
+    SHARING,
     Ran,
     alone,
     dataset,
@@ -29,11 +30,6 @@ import unisono
 from unisono.fabric.schedules import Seeded
 from unisono.learner.site import find_site
 
-SHARING: dict[str, Any] = {
-    "allreduce": "allreduce",
-    "dealt": AVERAGING_DEALT,
-    "drawn": AVERAGING_DRAWN,
-}
 Together = Callable[..., Ran]
 
 
@@ -94,7 +90,7 @@ def test_zero_grad_in_company(strategy: str, together: Together) -> None:
 
         ran = together(loop, 2)
         assert ran.counts.settled == 13 and ran.counts.skipped == 0
-    if strategy != "drawn":
+    if strategy not in DRAWN:
         assert all(torch.equal(ends[0], end) for end in ends)
 
 

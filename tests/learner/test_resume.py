@@ -83,6 +83,7 @@ class Training:
 STRATEGIES: dict[str, Any] = {
     "allreduce": "allreduce",
     "plain": unisono.Averaging(every=2 * BATCH),
+    "delay-by-one": "delay-by-one",
     "block-momentum": unisono.Averaging(every=2 * BATCH, outer=unisono.BlockMomentum()),
     "slowmo": unisono.Averaging(every=2 * BATCH, outer=unisono.SlowMo()),
     "nesterov": unisono.Averaging(every=2 * BATCH, outer=unisono.Nesterov()),
@@ -120,7 +121,7 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
     ran = run(first, learners, check=False)
     assert any(isinstance(error, StopError) for error in ran.errors.values())
     settled = read_pool(checkpoints(tmp_path)[-1])["settled"]
-    width = learners * (1 if name in ("solo", "allreduce") else 2)
+    width = learners * (1 if name in ("solo", "allreduce", "delay-by-one") else 2)
     asked = 18 if where == "in mid-epoch" else PER_EPOCH
     assert settled == [[0, -(-asked // width) * width]]
     second = Training(strategy, tmp_path, every, resume=True)
@@ -132,7 +133,7 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "learners"),
-    [("solo", 1), ("allreduce", 2), ("plain", 3), ("block-momentum", 2), ("slowmo", 3)],
+    [("solo", 1), ("allreduce", 2), ("plain", 3), ("delay-by-one", 3), ("slowmo", 3)],
 )
 def test_goes_on_after_all_were_killed(name: str, learners: int, tmp_path: Path) -> None:
     whole = uninterrupted(name, learners)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from company import (
+    ALL,
     AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
+    SHARING,
     Ran,
     alone,
     dataset,
@@ -27,13 +28,6 @@ import unisono
 from unisono.learner.site import find_site
 from unisono.simulation import run_loops
 
-ALL: dict[str, Any] = {
-    "solo": "solo",
-    "allreduce": "allreduce",
-    "dealt": AVERAGING_DEALT,
-    "drawn": AVERAGING_DRAWN,
-}
-SHARING = {name: strategy for name, strategy in ALL.items() if name != "solo"}
 Together = Callable[..., Ran]
 
 

@@ -97,7 +97,10 @@ STRATEGIES: dict[str, Any] = {
     "allreduce": "allreduce",
     "dealt": unisono.Averaging(every=4 * BATCH),
     "drawn": unisono.Averaging(every=4 * BATCH, division=unisono.Division.DRAWN),
+    "gossip": unisono.GossipRandom(every=4 * BATCH),
+    "delay": "delay-by-one",
 }
+DRAWN = {"drawn", "gossip"}
 
 
 def one(loop: Callable[[], None], learners: int, *, check: bool = True) -> Ran:
@@ -122,9 +125,9 @@ def test_the_whole_loop_goes_on_where_it_was(
     assert len(whole.validated) == EPOCHS
     assert whole.validated[-1][1] < whole.validated[0][1]
     assert len(whole.leads) == 1
-    stop = (36 if strategy == "drawn" else 28) // learners
+    stop = (36 if strategy in DRAWN else 28) // learners
     first = UserLoop(STRATEGIES[strategy], tmp_path / "cut", stop_after=stop, **settings)
-    if strategy == "drawn" and place is threads:
+    if strategy in DRAWN and place is threads:
         return  # who draws what, and when a checkpoint is due, is the threads' luck
     ran = place(first, learners, check=False)
     assert any(isinstance(error, StopError) for error in ran.errors.values())
@@ -132,7 +135,7 @@ def test_the_whole_loop_goes_on_where_it_was(
     second = UserLoop(STRATEGIES[strategy], tmp_path / "cut", resume=True, **settings)
     ran = place(second, learners)
     assert ran.state.pool.over and second.leads == whole.leads
-    if strategy == "drawn":
+    if strategy in DRAWN:
         return
     assert second.ends.keys() == whole.ends.keys()
     for number, end in whole.ends.items():

@@ -10,6 +10,7 @@ from unisono.strategies import (
     AllReduce,
     Averaging,
     BlockMomentum,
+    DelayByOne,
     Division,
     GossipFixed,
     GossipRandom,
@@ -44,6 +45,7 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
         MOMENTUM,
         45,
     ),
+    "delay-by-one": (DelayByOne, PLAIN, 60),
     "gossip-fixed": (lambda: GossipFixed(every=8), PAIRS, 120),
     "gossip-random": (lambda: GossipRandom(every=4), PAIRS, 120),
 }

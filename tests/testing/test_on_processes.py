@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
-from unisono.strategies import AllReduce, Averaging, Division
+from unisono.strategies import AllReduce, Averaging, DelayByOne, Division, GossipFixed, GossipRandom
 from unisono.testing import laws
 from unisono.testing.losses import Marks
 from unisono.testing.process_cluster import ProcessCluster
-from unisono.testing.properties import check_alone, check_mean
+from unisono.testing.properties import Promises, check_alone, check_mean
 
 STRATEGIES = {
     "allreduce": AllReduce(),
     "dealt": Averaging(every=8),
     "drawn": Averaging(every=8, division=Division.DRAWN),
+    "gossip-fixed": GossipFixed(every=8),
+    "gossip-random": GossipRandom(every=8),
+    "delay": DelayByOne(),
 }
 
 
@@ -26,7 +29,8 @@ def test_one_process_is_solo(name: str) -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_processes_keep_the_mean(name: str) -> None:
-    check_mean(lambda: STRATEGIES[name], on=ProcessCluster)
+    promises = Promises(pairs=name.startswith("gossip"))
+    check_mean(lambda: STRATEGIES[name], on=ProcessCluster, promises=promises)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -42,5 +46,5 @@ def test_kills_lose_nothing(name: str, kill: dict[int, int]) -> None:
     laws.all_settled(run)
     laws.all_trained(run, calm=not kill)
     laws.nothing_lost(run)
-    laws.kept_once(run, marks)
+    laws.kept_once(run, marks, pairs=name.startswith("gossip"))
     laws.same_end(run, exactly=name != "drawn")

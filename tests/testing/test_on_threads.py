@@ -13,20 +13,36 @@ import pytest
 
 from unisono.fabric import Vector
 from unisono.fabric.kernel import Stuck
-from unisono.strategies import AllReduce, Averaging, Division, Solo
+from unisono.strategies import (
+    AllReduce,
+    Averaging,
+    DelayByOne,
+    Division,
+    GossipFixed,
+    GossipRandom,
+    Solo,
+)
 from unisono.strategies.agreement import Contribution
 from unisono.strategies.averaging import AveragingParticipant
 from unisono.strategies.base import Replica
 from unisono.testing import laws
 from unisono.testing.losses import Marks
-from unisono.testing.properties import check_alone, check_on
+from unisono.testing.properties import Promises, check_alone, check_on
 from unisono.testing.threads import ThreadCluster
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "allreduce": AllReduce,
     "dealt": lambda: Averaging(every=8),
     "drawn": lambda: Averaging(every=8, division=Division.DRAWN),
+    "gossip-fixed": lambda: GossipFixed(every=8),
+    "gossip-random": lambda: GossipRandom(every=8),
+    "delay": DelayByOne,
 }
+PAIRS = Promises(pairs=True)
+
+
+def promises(name: str) -> Promises:
+    return PAIRS if name.startswith("gossip") else Promises()
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +64,13 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("repetition", range(3))
 def test_the_suite_holds_on_threads(name: str, repetition: int) -> None:
-    check_on(ThreadCluster, STRATEGIES[name])
+    check_on(ThreadCluster, STRATEGIES[name], promises=promises(name))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_suite_holds_over_sockets(name: str, folder: Path) -> None:
-    check_on(partial(ThreadCluster, sockets=folder), STRATEGIES[name])
+    cluster = partial(ThreadCluster, sockets=folder)
+    check_on(cluster, STRATEGIES[name], promises=promises(name))
 
 
 @pytest.mark.long
@@ -74,7 +91,7 @@ def test_many_runs_on_threads(name: str, learners: int) -> None:
         laws.all_settled(run)
         laws.all_trained(run, calm=True)
         laws.nothing_lost(run)
-        laws.mean_kept(run)
+        (laws.sum_kept if promises(name).pairs else laws.mean_kept)(run)
         laws.kept_once(run, marks)
         laws.same_end(run, exactly=name != "drawn")
 

@@ -22,12 +22,18 @@ SLOW_TIMEOUT = 60.0
 """So long that whatever happens soon was not found by silence."""
 
 
+WAYS = {
+    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
+    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
+    "gossip": ["gossip-random", "--set", "agreement.every=512"],
+}
+
+
 def start_training(
-    start: Start, prep: Path, out: Path, division: str, *more: str, timeout: float = SLOW_TIMEOUT
+    start: Start, prep: Path, out: Path, way: str, *more: str, timeout: float = SLOW_TIMEOUT
 ) -> Command:
     return start(
-        "train", prep, "--out", out, "--learners", 3, "--epochs", 6,
-        "--set", f"agreement.division={division}", "--set", "agreement.every=512",
+        "train", prep, "--out", out, "--learners", 3, "--epochs", 6, "--strategy", *WAYS[way],
         "--set", "minibatch=64", "--set", "network.hidden=[128]", "--set", "threads=1",
         "--set", f"timeout_s={timeout}", *more,
     )  # fmt: skip
@@ -49,12 +55,12 @@ def check_coverage(out: Path, summary: dict[str, object]) -> list[int]:
     return coverage.redone
 
 
-@pytest.mark.parametrize("division", ["dealt", "drawn"])
+@pytest.mark.parametrize("way", WAYS)
 def test_the_rest_go_on_when_a_learner_is_killed(
-    start: Start, prep: Path, tmp_path: Path, division: str
+    start: Start, prep: Path, tmp_path: Path, way: str
 ) -> None:
     out = tmp_path / "run"
-    command = start_training(start, prep, out, division)
+    command = start_training(start, prep, out, way)
     logs = [out / "logs" / f"learner-{n}.log" for n in range(3)]
     until(lambda: lines_of(logs[1]) > 40, what="learner 1 to train")
     os.kill(command.learner(1), signal.SIGKILL)
@@ -74,12 +80,10 @@ def test_the_rest_go_on_when_a_learner_is_killed(
     assert "learner 1 was lost (killed by SIGKILL); the others go on" in command.output()
 
 
-@pytest.mark.parametrize("division", ["dealt", "drawn"])
-def test_the_coordinator_comes_back(
-    start: Start, prep: Path, tmp_path: Path, division: str
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_coordinator_comes_back(start: Start, prep: Path, tmp_path: Path, way: str) -> None:
     out = tmp_path / "run"
-    command = start_training(start, prep, out, division)
+    command = start_training(start, prep, out, way)
     log = out / "logs" / "learner-0.log"
     for lines in (40, 200):
         until(lambda lines=lines: lines_of(log) > lines, what="learner 0 to train")
@@ -91,12 +95,15 @@ def test_the_coordinator_comes_back(
     assert command.output().count("coordinator killed by SIGKILL; started again") == 2
 
 
-@pytest.mark.parametrize("division", ["dealt", pytest.param("drawn", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "way",
+    ["dealt", *(pytest.param(name, marks=pytest.mark.long) for name in ("drawn", "gossip"))],
+)
 def test_a_stopped_learner_is_refused_and_rejoins(
-    start: Start, prep: Path, tmp_path: Path, division: str
+    start: Start, prep: Path, tmp_path: Path, way: str
 ) -> None:
     out = tmp_path / "run"
-    command = start_training(start, prep, out, division, "--epochs", "8", timeout=1.0)
+    command = start_training(start, prep, out, way, "--epochs", "8", timeout=1.0)
     log = out / "logs" / "learner-2.log"
     until(lambda: lines_of(log) > 40, what="learner 2 to train")
     pid = command.learner(2)

@@ -35,6 +35,7 @@ class DelayByOneParticipant(ModelParticipant):
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
         self._under_way = False
+        self._contribution: Contribution | None = None
         self._delta: Vector | None = None
         """What the last average adds to the next step."""
 
@@ -58,8 +59,15 @@ class DelayByOneParticipant(ModelParticipant):
             # There was no step to add it to: the learner had no minibatch in the last round.
             self.replica.add(self._delta)
             self._delta = None
+        # Here and not beside the next forward, which changes the statistics of batch norm.
+        self._contribution = super().contribute()
         self.begin_agreement(agreement)
         self._under_way = True
+
+    def contribute(self) -> Contribution:
+        """The model as it was right after the step."""
+        assert self._contribution is not None
+        return self._contribution
 
     def flush(self) -> None:
         """Waits for the average, and lets it be told of."""
@@ -72,6 +80,11 @@ class DelayByOneParticipant(ModelParticipant):
         if self._delta is not None:
             self.replica.replace(self.agreed)
             self._delta = None
+
+    def consensus(self) -> Vector | None:
+        """The average of the last step, so that it is the same whoever was faster."""
+        self._wait()
+        return super().consensus()
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """Leaves the difference for the learner's thread."""

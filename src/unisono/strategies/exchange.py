@@ -111,10 +111,7 @@ class ExchangingParticipant(Participant):
             return
         self.fabric.post(PORT, {"kind": "end"})
         self.fabric.receive(ENDED)
-        snapshot = self.replica.snapshot().vector
-        mean = self._gathering.finish(leader, snapshot)
-        snapshot.difference(mean, snapshot)
-        self.replica.add(snapshot)
+        self.replica.replace(self._gathering.finish(leader, self.replica.snapshot().vector))
 
     def consensus(self) -> Vector | None:
         """The mean of the models that the living have now, or ended with."""

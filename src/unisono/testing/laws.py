@@ -136,7 +136,7 @@ def sum_kept(run: ToyRun) -> float:
     """Exchanges of two move the learners, and not their sum; returns the largest movement.
 
     All deltas that all learners were ever given add up to nothing: those of a pair are negatives of
-    each other, and the last ones lead to the mean.
+    each other.
     """
     deltas = [
         entry.vector
