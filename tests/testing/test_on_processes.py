@@ -39,7 +39,14 @@ def test_kills_lose_nothing(name: str, kill: dict[int, int]) -> None:
     total, learners = 60, 3
     marks = Marks(total, learners, 0.1)
     strategy: Any = STRATEGIES[name]
-    toys = ProcessCluster(strategy=strategy, learners=learners, total=total, loss=marks, kill=kill)
+    toys = ProcessCluster(
+        strategy=strategy,
+        learners=learners,
+        total=total,
+        loss=marks,
+        kill=kill,
+        slowness=dict.fromkeys(range(learners), 5.0),
+    )
     run = toys.run()
     assert len(run.survivors) == learners - len(kill)
     assert len(run.state.lost) == len(kill)

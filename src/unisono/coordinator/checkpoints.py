@@ -77,10 +77,9 @@ class Checkpoints:
             self._settled[self.keeping] = list(self._cutting)
             self._cutting = None
 
-    def remove(self, who: Address) -> None:
+    def give_up(self) -> None:
         """A member is gone; what others settle of it now may be in nobody's kept model."""
-        if self._cutting is not None:
-            self._cutting, self._uncut = None, set()
+        self._cutting, self._uncut = None, set()
 
     # Parts.
 

@@ -37,6 +37,8 @@ class Job:
     """Of strategy, data and settings."""
     checkpoint_every: int = 0
     """Positions between checkpoints; 0: none."""
+    alone: int = 0
+    """Drawn: positions, at the start, that one learner trains by itself."""
 
 
 class State:
@@ -201,7 +203,9 @@ class State:
             new: old for new, old in self._asked_welcome.items() if who not in (new, old)
         }
         self.agreements.remove(who)
-        self._checkpoints.remove(who)
+        if self._checkpoints.cutting:
+            self._checkpoints.give_up()
+            self._tell_after_cut(None)
         if self._by_word:
             witnesses = {a for a in self.learners if a in self._welcomed}
             self._unclosed[who] = witnesses | set(self._asked_welcome)
@@ -242,12 +246,21 @@ class State:
 
     def _on_cut(self, who: Address, op: Mapping[str, Any]) -> None:
         self._checkpoints.cut(who, op["agreement"], _ranges(op))
+        self._tell_after_cut(self._checkpoints.keeping)
+
+    def _tell_after_cut(self, keep: int | None) -> None:
+        """All have cut, or it was given up: whoever holds back its work may go on."""
+        if not self._checkpoints.cutting:
+            for member in sorted(self._welcomed):
+                self._tell(member, STRATEGY, {"kind": "go on", "keep": keep})
 
     def _on_skip(self, who: Address, op: Mapping[str, Any]) -> None:
         self.pool.skip(who, _ranges(op))
 
     def _on_return(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.pool.give_back(who, _ranges(op), suspect=op["suspect"])
+        """What it computed came too late to be used."""
+        self.pool.give_back(who, _ranges(op), suspect=False)
+        self.pool.counts.dropped += sum(b - a for a, b in _ranges(op))
 
     # Agreements.
 
@@ -459,7 +472,7 @@ class State:
         for who, request in list(self._waiting.items()):
             if self.pool.over:
                 body = self._over()
-            elif self.pool.free:
+            elif self.pool.free and self._may_draw(who):
                 ranges = self.pool.draw(who, request["want"], len(self.learners))
                 self._drawn += sum(b - a for a, b in ranges)
                 body = {"kind": "lease", "ranges": [list(r) for r in ranges]}
@@ -481,6 +494,11 @@ class State:
         if (spent or (dry and not self.pool.over)) and not self.agreements.open:
             self._drawn = 0
             self._open_agreement()
+
+    def _may_draw(self, who: Address) -> bool:
+        """At the start one learner may have to train by itself until all of that is settled."""
+        assert self.job is not None
+        return len(self.pool.settled) >= self.job.alone or who == min(self._welcomed)
 
     def _open_agreement(self) -> None:
         if not any(self.pool.held.get(a) for a in [*self._welcomed, *self._limbo]):

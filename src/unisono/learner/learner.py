@@ -94,6 +94,7 @@ class Learner:
         self._lives: Lives | None = None
         self._inside = False
         self._may_update = True
+        self._steps_here = True
         self.meter = Meter()
 
     # The loop.
@@ -358,15 +359,19 @@ class Learner:
             session.stepper.skipped()
 
     def _before_update(self) -> bool:
-        session = self._need_lives().session
+        lives = self._need_lives()
+        session = lives.session
         if not session.stepper.has_open and not self._optimizers.fresh:
             raise UserError("optimizer.step() without gradients of learner.backward(loss) to use")
         if session.replica.is_showing:
             raise UserError("optimizer.step() inside learner.consensus(): it is to look at only")
         allowed = self._guard.allows(self._optimizers.parameters())
         self._may_update = allowed or (self._optimizers.half_done and self._may_update)
+        if allowed and not self._optimizers.half_done:
+            with lives.surviving():
+                self._steps_here = session.stepper.update_begins()
         session.replica.begin_update()
-        return allowed
+        return allowed and self._steps_here
 
     def _after_update(self) -> None:
         lives = self._need_lives()

@@ -11,7 +11,9 @@ import torch
 from torch.optim import Optimizer
 
 from unisono.events import UserError
+from unisono.fabric import TensorVector
 from unisono.learner.codec import from_parcel, to_parcel
+from unisono.learner.updater import SliceUpdater
 from unisono.strategies.base import Parcel
 
 
@@ -108,6 +110,17 @@ class Optimizers:
     def learning_rate(self) -> float:
         """The first group's current rate."""
         return float(self._optimizers[0].param_groups[0]["lr"])
+
+    def learning_rates(self) -> list[float]:
+        """Those of all groups."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [float(group["lr"]) for group in groups]
+
+    def updater(
+        self, parameters: Sequence[torch.Tensor], values: TensorVector, start: int
+    ) -> SliceUpdater:
+        """The optimizers, rebuilt on a slice of the vector of the parameters."""
+        return SliceUpdater(self._optimizers, parameters, values, start)
 
     def restart(self) -> None:
         """Forgets momentum and the like."""

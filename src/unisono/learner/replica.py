@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from unisono.coordinator.client import Client
 from unisono.fabric import Fabric, Vector
-from unisono.strategies.base import Parcel, Snapshot, Work
+from unisono.strategies.base import Parcel, Snapshot, Updater, Work
 
 
 class Storage(Protocol):
     """Where the parameters are: a torch model, a toy, or only their size."""
+
+    @property
+    def parameters(self) -> Sequence[Any]:
+        """The parameters, in the order of the vector."""
+        ...
 
     def new(self) -> Any:
         """A vector of the model's size."""
@@ -38,6 +43,10 @@ class Storage(Protocol):
         """The gradients as a vector."""
         ...
 
+    def read_parameters(self) -> Any:
+        """The parameters, without buffers, as a vector."""
+        ...
+
     def write_gradient(self, vector: Any) -> None:
         """Sets the gradients."""
         ...
@@ -56,6 +65,14 @@ class OptimizerAccess(Protocol):
 
     def learning_rate(self) -> float:
         """The first group's current rate."""
+        ...
+
+    def learning_rates(self) -> list[float]:
+        """Those of all groups."""
+        ...
+
+    def updater(self, parameters: Sequence[Any], values: Any, start: int) -> Updater:
+        """The optimizers, rebuilt on a slice of the vector of the parameters."""
         ...
 
     def restart(self) -> None:
@@ -98,6 +115,8 @@ class LearnerReplica:
         self._trained = Work()
         self._updating = False
         self._own: Vector | None = None
+        self.reached = 0.0
+        """The share of all minibatches that were handed out when the current one was."""
 
     # The learner's thread.
 
@@ -198,6 +217,23 @@ class LearnerReplica:
     def learning_rate(self) -> float:
         """The first group's current rate."""
         return self._optimizers.learning_rate()
+
+    def learning_rates(self) -> list[float]:
+        """Those of all groups."""
+        return self._optimizers.learning_rates()
+
+    def parameters(self) -> Vector:
+        """A copy of the parameters alone."""
+        vector: Vector = self._storage.read_parameters()
+        return vector
+
+    def updater(self, values: Vector, start: int) -> Updater:
+        """The learner's optimizers, rebuilt on a slice."""
+        return self._optimizers.updater(self._storage.parameters, values, start)
+
+    def progress(self) -> float:
+        """As the stepper says."""
+        return self.reached
 
     def export(self, *, optimizer: bool) -> Parcel:
         """State for a newcomer."""

@@ -63,6 +63,7 @@ class Session(Generic[T]):
             "agrees": self._terms.agrees,
             "fingerprint": f"{self._strategy!r} {self._task.fingerprint}",
             "checkpoint_every": self._task.checkpoint_every,
+            "alone": round(self._terms.alone * self._task.total),
         }
         settled = [list(r) for r in self._task.settled]
         answer = self.client.call(

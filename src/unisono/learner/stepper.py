@@ -78,6 +78,7 @@ class Stepper(Generic[T]):
                 self.data_wait_s += self._replica.fabric.now() - began
                 self._current, self._seen, self._agreed = item, False, False
                 self._end = item.end
+                self._replica.reached = item.reached / self._task.total
                 return item, cast("T", data)
             if item is None:
                 self._current = None
@@ -112,6 +113,10 @@ class Stepper(Generic[T]):
     def has_open(self) -> bool:
         """Whether there are gradients that no step has used."""
         return self._has_open
+
+    def update_begins(self) -> bool:
+        """The optimizer is about to step; False: its step happens elsewhere."""
+        return self._participant.before_update()
 
     def update_done(self) -> None:
         """The optimizer has stepped on all open minibatches."""

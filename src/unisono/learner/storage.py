@@ -118,6 +118,13 @@ class ModelStorage:
         self._out(vector, [grad.detach() for grad in grads])()
         return vector
 
+    def read_parameters(self) -> TensorVector:
+        """The parameters, without buffers, as a vector."""
+        parameters = self.parameters
+        vector = self.new(sum(p.numel() for p in parameters))
+        self._out(vector, [p.detach() for p in parameters])()
+        return vector
+
     def write_gradient(self, vector: TensorVector) -> None:
         """Sets the gradients; one that everybody misses is missing."""
         parameters = self.parameters
@@ -162,7 +169,9 @@ class ModelStorage:
         self, vector: TensorVector, *, frozen: bool
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The tensors to write to, and the vector's values for them, on their device."""
-        tensors = self.tensors
+        parameters = self.parameters
+        alone = len(vector) == sum(p.numel() for p in parameters)
+        tensors = parameters if alone else self.tensors
         pairs = zip(tensors, _views(_near(vector, tensors), tensors), strict=True)
         wanted = [(t, v) for t, v in pairs if frozen or t.requires_grad or not _is_parameter(t)]
         return [t for t, _ in wanted], [v for _, v in wanted]

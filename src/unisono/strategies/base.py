@@ -8,6 +8,7 @@ its learner as a ``Replica`` and the others through the fabric; it never touches
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -40,6 +41,8 @@ class Terms:
     """Whether agreements of all settle the work, or each learner's own word."""
     lockstep: bool = False
     """Whether every learner must make every step, also one for which it has no minibatch."""
+    alone: float = 0.0
+    """Drawn: the share of all minibatches, at the start, that one learner trains by itself."""
 
 
 @dataclass
@@ -79,6 +82,22 @@ class Parcel:
     vectors: dict[str, Vector] = field(default_factory=dict)
 
 
+class Updater(Protocol):
+    """An optimizer on a slice of the parameters, away from the learner."""
+
+    def step(self, gradient: Vector, rates: Sequence[float]) -> None:
+        """Takes a step on the slice, with the learning rate of each parameter group."""
+        ...
+
+    def state(self) -> Parcel:
+        """Momentum and the like."""
+        ...
+
+    def load_state(self, parcel: Parcel) -> None:
+        """The inverse of ``state``."""
+        ...
+
+
 class Replica(Protocol):
     """A learner, as its strategy sees it."""
 
@@ -101,7 +120,10 @@ class Replica(Protocol):
         ...
 
     def replace(self, value: Vector) -> None:
-        """Sets the parameters; own thread, and only if no step lies between snapshot and value."""
+        """Sets the parameters; own thread, and only if no step lies between snapshot and value.
+
+        A vector of the parameters alone leaves the buffers as they are.
+        """
         ...
 
     def take_work(self) -> Work:
@@ -118,6 +140,22 @@ class Replica(Protocol):
 
     def learning_rate(self) -> float:
         """The first parameter group's current learning rate."""
+        ...
+
+    def learning_rates(self) -> list[float]:
+        """Those of all parameter groups."""
+        ...
+
+    def parameters(self) -> Vector:
+        """A copy of the parameters alone, in the order of the gradients; own thread."""
+        ...
+
+    def updater(self, values: Vector, start: int) -> Updater:
+        """The learner's optimizer, rebuilt on ``values``: the parameters from ``start`` on."""
+        ...
+
+    def progress(self) -> float:
+        """The share of all minibatches that were handed out when the current one was, 0 to 1."""
         ...
 
     def restart_optimizer(self) -> None:
@@ -164,6 +202,10 @@ class Participant:
 
     def after_backward(self, agreement: int, work: Work, *, accumulate: bool) -> None:
         """Gradients are there. Dealt: they belong to the round that ends with ``agreement``."""
+
+    def before_update(self) -> bool:
+        """The optimizer is about to step; False: the strategy steps for it, somewhere else."""
+        return True
 
     def after_update(self) -> None:
         """The optimizer has stepped, and pending deltas were added."""

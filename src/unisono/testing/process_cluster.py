@@ -15,6 +15,7 @@ from unisono.learner.plan import Minibatch
 from unisono.testing.cluster import Cluster, ToyRun
 from unisono.testing.coverage import Coverage
 from unisono.testing.processes import Parent, Processes
+from unisono.testing.threads import REST
 from unisono.testing.toy import Result, ToyLearner
 
 _SOCKET = "coordinator.sock"
@@ -76,6 +77,7 @@ def _live(parent: Parent, cluster: ProcessCluster, number: int, directory: Path)
     endpoint = f"unix:{directory / _SOCKET}"
     toy = cluster.toy(host.node(learner(number), endpoint), Coverage())
     toy.rebirth = lambda address: host.node(address, endpoint)
+    toy.rest = REST * cluster.slowness.get(number, 0.0)
     last = cluster.kill.get(number)
     with (directory / f"{number}.{_TRAINED}").open("a", buffering=1) as log:
 

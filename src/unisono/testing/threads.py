@@ -15,7 +15,8 @@ from unisono.testing.cluster import Cluster, ToyRun
 from unisono.testing.coverage import Coverage
 
 _GRACE = 5.0
-_REST = 0.001
+REST = 0.001
+"""Seconds that a learner on a real fabric rests before a minibatch, times its slowness."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +52,7 @@ class ThreadCluster(Cluster):
             node = self._node(learner(number))
             toy = self.toy(node, coverage)
             toy.rebirth = self._node
-            toy.rest = _REST * self.slowness.get(number, 0.0)
+            toy.rest = REST * self.slowness.get(number, 0.0)
             toys.append(toy)
             self._spawn(node, toy.run)
         self._wait(len(toys) + 1)

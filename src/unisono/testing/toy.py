@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from unisono.coordinator.client import CoordinatorLost, Refused
-from unisono.fabric import Address, Cancelled, Fabric, TensorVector
+from unisono.fabric import Address, Cancelled, Fabric, TensorVector, Vector
 from unisono.learner.plan import Minibatch
 from unisono.learner.session import Session, Task
 from unisono.pool.ranges import Range
@@ -35,32 +35,41 @@ class ToyStorage:
     """Parameters that are a vector already."""
 
     def __init__(self, dimension: int) -> None:
-        self.parameters = TensorVector(torch.zeros(dimension, dtype=torch.float64))
-        self.gradient = self.parameters.like()
+        self.vector = TensorVector(torch.zeros(dimension, dtype=torch.float64))
+        self.gradient = self.vector.like()
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters, in one piece."""
+        return [self.vector.tensor]
 
     def new(self) -> TensorVector:
         """A vector of the model's size."""
-        return self.parameters.like()
+        return self.vector.like()
 
     def recycle(self, vector: TensorVector) -> None:
         """Nothing: vectors are small."""
 
     def read(self, vector: TensorVector) -> Callable[[], None]:
         """Copies the parameters out."""
-        vector.assign(self.parameters)
+        vector.assign(self.vector)
         return lambda: None
 
     def write(self, vector: TensorVector, *, frozen: bool = False) -> None:
         """Copies a vector in."""
-        self.parameters.assign(vector)
+        self.vector.assign(vector)
 
     def add(self, vector: TensorVector) -> None:
         """Adds a vector."""
-        self.parameters.add(vector)
+        self.vector.add(vector)
 
     def read_gradient(self) -> TensorVector:
         """A copy of the gradient."""
         return self.gradient.copy()
+
+    def read_parameters(self) -> TensorVector:
+        """A copy of the parameters."""
+        return self.vector.copy()
 
     def write_gradient(self, vector: TensorVector) -> None:
         """Sets the gradient."""
@@ -74,6 +83,26 @@ class ToyStorage:
 
 
 @dataclass
+class ToyUpdater:
+    """Plain gradient steps, elsewhere."""
+
+    values: TensorVector
+
+    def step(self, gradient: Vector, rates: Sequence[float]) -> None:
+        """``values = values - rate gradient``, with the roundings of the learner's own step."""
+        change = gradient.copy()
+        change.scale(-rates[0])
+        self.values.add(cast("TensorVector", change))
+
+    def state(self) -> Parcel:
+        """There is no state."""
+        return Parcel()
+
+    def load_state(self, parcel: Parcel) -> None:
+        """There is no state."""
+
+
+@dataclass
 class ToyOptimizer:
     """Plain gradient steps."""
 
@@ -82,6 +111,16 @@ class ToyOptimizer:
     def learning_rate(self) -> float:
         """The rate."""
         return self.rate
+
+    def learning_rates(self) -> list[float]:
+        """The rate."""
+        return [self.rate]
+
+    def updater(
+        self, parameters: Sequence[torch.Tensor], values: TensorVector, start: int
+    ) -> ToyUpdater:
+        """Plain gradient steps on a slice."""
+        return ToyUpdater(values)
 
     def restart(self) -> None:
         """There is no state."""
@@ -138,7 +177,7 @@ class ToyLearner:
     def __post_init__(self) -> None:
         self.result = Result(self.fabric.address)
         self.storage = ToyStorage(self.loss.dimension)
-        self.storage.parameters.tensor.copy_(self.loss.start(self.fabric.address.number))
+        self.storage.vector.tensor.copy_(self.loss.start(self.fabric.address.number))
 
     def run(self) -> None:
         """The whole life: join, train, leave; once more from the start if it is refused.
@@ -171,7 +210,7 @@ class ToyLearner:
             timeout=self.timeout,
             heartbeats=self.heartbeats,
         )
-        ledger.write(Kind.BEGIN, self.storage.parameters)
+        ledger.write(Kind.BEGIN, self.storage.vector)
         self.session.join()
         stepper = self.session.stepper
         replica = ledgered.replica
@@ -183,7 +222,10 @@ class ToyLearner:
             replica.work = _work(minibatch)
             self._backward(data)
             stepper.backward_done()
-            self._update()
+            if stepper.update_begins():
+                self._update()
+            else:
+                self.session.replica.begin_update()
             if not minibatch.stand_in:
                 self.result.steps.append(minibatch.position)
             stepper.update_done()
@@ -191,7 +233,7 @@ class ToyLearner:
         self.session.leave()
         if not stepper.entered:
             return
-        own = self.storage.parameters
+        own = self.storage.vector
         consensus = self.session.participant.consensus()
         self.result.consensus = numbers(own if consensus is None else consensus)
         self.result.final = numbers(own)
@@ -208,7 +250,7 @@ class ToyLearner:
 
     def _backward(self, data: torch.Tensor) -> None:
         def work() -> None:
-            x = self.storage.parameters.tensor
+            x = self.storage.vector.tensor
             step = len(self.result.steps)
             self.storage.gradient.tensor.copy_(
                 self.loss.gradient(x, data, self.fabric.address, step)
@@ -222,7 +264,7 @@ class ToyLearner:
         self.session.replica.begin_update()
         change = self.storage.gradient.copy()
         change.scale(-self.rate)
-        self.storage.parameters.add(change)
+        self.storage.vector.add(change)
         self.result.ledger.write(Kind.STEP, change)
 
 
