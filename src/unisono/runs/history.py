@@ -78,10 +78,14 @@ class History:
 
     def losses(self, x: Abscissa) -> list[Curve]:
         """Returns the training loss of each learner."""
+        return self.numbers("train", "loss", x)
+
+    def numbers(self, name: str, key: str, x: Abscissa) -> list[Curve]:
+        """Returns a number of the events of a name, for each learner."""
         curves: dict[str, Curve] = {}
-        for part, event in self._parts("train"):
+        for part, event in self._parts(name):
             curve = curves.setdefault(str(event["learner"]), [])
-            _add(curve, part, x(event), number(event, "loss"))
+            _add(curve, part, x(event), number(event, key))
         return list(curves.values())
 
     def checks(self, key: str, x: Abscissa) -> Curve:
