@@ -93,7 +93,7 @@ def test_no_warm_up_begins_at_the_top() -> None:
     [
         (Constant(start=0.1), ["0.1"]),
         (Exponential(start=0.1, end=0.5), ["0.1", "0.05"]),
-        (WarmUp(start=0.1, factor=4.0, warmup=2.0, epochs=3), ["0.1", "0.4", "2 epochs"]),
+        (WarmUp(start=0.1, factor=4.0, warmup=2.0, epochs=3), ["0.1", "0.4", "epoch 2"]),
     ],
 )
 def test_each_says_what_it_does(schedule: Schedule, words: list[str]) -> None:

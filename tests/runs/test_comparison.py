@@ -61,7 +61,7 @@ def test_json_has_everything(comparison: Comparison, tmp_path: Path) -> None:
     assert whole["format_version"] == 1
     assert (whole["choice_speakers"], whole["report_speakers"]) == (["ann", "bob"], ["cy"])
     solo, gossip, evil = whole["rows"]
-    assert solo["minus_solo"]["mean"] == 0.0
+    assert solo["minus_solo"] is None
     assert gossip["minus_solo"]["mean"] == pytest.approx(-0.1)
     assert gossip["minus_solo"]["interval"] == pytest.approx([-0.1, -0.1])
     assert (gossip["rate"], gossip["learning_rate"]) == (1.0, pytest.approx(0.15))

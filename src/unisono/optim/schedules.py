@@ -88,5 +88,5 @@ class WarmUp:
 
     def describe(self) -> str:
         """A few words for a person."""
-        top = f"{self.start * self.factor:g} after {self.warmup:g} epochs"
+        top = f"{self.start * self.factor:g} after epoch {self.warmup:g}"
         return f"{self.start:g} at the start, {top}, then 1/sqrt(2) an epoch"

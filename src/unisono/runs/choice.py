@@ -115,7 +115,7 @@ def judge(name: str, learners: int, grid: Sequence[Cell], solo: Row | None) -> R
         return Row(name, learners, grid, worst.ended, worst.reason)
     _, chosen = max(finished, key=lambda pair: pair[0])
     mine = chosen.checks
-    theirs = mine if solo is None else [] if solo.chosen is None else solo.chosen.checks
+    theirs = [] if solo is None or solo.chosen is None else solo.chosen.checks
     pairs = list(zip(mine, theirs, strict=True)) if theirs else []
     return Row(
         name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from unisono.runs.axes import Quantity, make_axis
+from unisono.runs.axes import Axis, Quantity, make_axis
 from unisono.runs.charts import COLOURS, Line, Look, colour_of, line_chart
 from unisono.runs.comparison import Comparison
 from unisono.runs.comparison_tables import grid_table, result_table
@@ -31,8 +31,7 @@ def render(comparison: Comparison) -> str:
     body = [f"<h1>{title}</h1>", bullets(comparison.notes()), result_table(comparison)]
     body += _section("Learning", comparison, _learning(drawn))
     body += _section("Sharing", comparison, _sharing(drawn))
-    body += _section("Learning rates", comparison, _rates(comparison))
-    body.append(grid_table(comparison))
+    body += _section("Learning rates", comparison, [*_rates(comparison), grid_table(comparison)])
     for each in drawn:
         if each.history.config.seed == comparison.seeds[0]:
             body += learners(each.history, each.colour)
@@ -42,11 +41,12 @@ def render(comparison: Comparison) -> str:
 def _drawn(comparison: Comparison) -> list[_Drawn]:
     """Every seed's run of every strategy at its chosen rate."""
     look = Look.STRONG if len(comparison.seeds) == 1 else Look.THIN
-    return [
-        _Drawn(History.read(result.run, f"{row.name}, seed {result.seed}"), colour, look)
-        for colour, row in enumerate(comparison.rows)
-        for result in (row.chosen.results if row.chosen is not None else ())
-    ]
+    drawn = []
+    for colour, row in enumerate(comparison.rows):
+        for result in row.chosen.results if row.chosen is not None else ():
+            history = History.read(result.run, f"{row.name}, seed {result.seed}")
+            drawn.append(_Drawn(history.without_start_up(), colour, look))
+    return drawn
 
 
 def _section(title: str, comparison: Comparison, figures: Sequence[str]) -> list[str]:
@@ -117,15 +117,17 @@ def _figures(
 
 
 def _rates(comparison: Comparison) -> list[str]:
-    """How well each rate did, on the speakers that it is chosen by."""
+    """How well each rate did, on the speakers that it is chosen by; rates at equal distances."""
     lines = []
     for colour, row in enumerate(comparison.rows):
-        found = [(c.rate, mean) for c in row.grid if (mean := c.choice_logprob) is not None]
+        means = [(float(place), cell.choice_logprob) for place, cell in enumerate(row.grid)]
+        found = [(place, mean) for place, mean in means if mean is not None]
         lines.append(Line(row.name, [found], colour, dots=True))
     heights = [point[1] for line in lines for piece in line.curve for point in piece]
     if not heights or len(comparison.rates) < 2:
         return []
-    x = make_axis("multiple of the strategy's own rate", comparison.rates, Quantity.NUMBER)
+    ticks = [(float(place), f"{rate:g}") for place, rate in enumerate(comparison.rates)]
+    x = Axis("multiple of the strategy's own rate", -0.2, len(ticks) - 0.8, ticks)
     y = make_axis("log-prob (nats/frame)", heights, Quantity.NUMBER)
     title = "Best log-prob of the choosing speakers against the rate"
     return [line_chart(title, x, y, lines)]

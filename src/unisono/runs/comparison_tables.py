@@ -8,10 +8,10 @@ from html import escape
 from unisono.runs.axes import duration, short, signed
 from unisono.runs.charts import colour_of
 from unisono.runs.choice import Cell, Row
-from unisono.runs.comparison import ALIKE, Comparison, interval
+from unisono.runs.comparison import Comparison, interval
 from unisono.runs.outcome import Ended
 from unisono.runs.paired import Estimate
-from unisono.runs.table import known, logprob, percent
+from unisono.runs.table import known, logprob, percent, size
 
 _HEADS = (
     ("text", "strategy", ""),
@@ -25,7 +25,6 @@ _HEADS = (
     ("", "time", ""),
     ("", "examples/s", ""),
     ("", "waiting", ""),
-    ("text", "slowest", "learner"),
     ("", "sent", ""),
     ("", "staleness", "mean"),
 )
@@ -53,7 +52,7 @@ def grid_table(comparison: Comparison) -> str:
 
 def _first(colour: int, row: Row) -> Cells:
     swatch = f'<span class="swatch" style="{colour_of(colour)}"></span>'
-    return [("text", swatch + escape(row.name))]
+    return [("text why", swatch + escape(row.name).replace(":", ":<wbr>"))]
 
 
 def _result(row: Row) -> Cells:
@@ -62,11 +61,10 @@ def _result(row: Row) -> Cells:
         rest: Cells = [("", "")] * (len(_HEADS) - 3)
         return [("", str(row.learners)), ("text why bad", escape(why)), *rest]
     pace, edge = row.pace, " (edge)" if row.at_edge else ""
-    multiple = f"<small>\N{MULTIPLICATION SIGN} {row.chosen.rate:g}{edge}</small>"
-    slow = f"{pace.slowest}, {percent(pace.slowness)}" if pace.slowness < ALIKE else "none"
+    multiple = f"<br><small>\N{MULTIPLICATION SIGN} {row.chosen.rate:g}{edge}</small>"
     return [
         ("", str(row.learners)),
-        ("", f"{row.chosen.learning_rate:.3g} {multiple}"),
+        ("", f"{row.chosen.learning_rate:.3g}{multiple}"),
         ("", _estimate(row.logprob)),
         ("", _estimate(row.minus_solo)),
         ("", _estimate(row.train_logprob)),
@@ -75,8 +73,7 @@ def _result(row: Row) -> Cells:
         ("", duration(pace.wall_s)),
         ("", short(pace.examples_per_s)),
         ("", percent(pace.waiting)),
-        ("text", escape(slow)),
-        ("", f"{short(pace.bytes_sent)}B"),
+        ("", size(pace.bytes_sent)),
         ("", known(pace.staleness, lambda value: f"{value:.1f}")),
     ]
 
@@ -94,7 +91,7 @@ def _rate(cell: Cell, chosen: bool) -> tuple[str, str]:
 def _estimate(estimate: Estimate | None) -> str:
     if estimate is None:
         return "\N{EN DASH}"
-    return f"{logprob(estimate.mean)}<small> {signed(interval(estimate))}</small>"
+    return f"{logprob(estimate.mean)}<br><small>{signed(interval(estimate))}</small>"
 
 
 def _table(head: str, rows: Sequence[Cells]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unisono.config import Config
@@ -71,6 +71,19 @@ class History:
         run = RunDirectory.open(path)
         events = _one_clock(run.read_metrics())
         return cls(name, run.read_config(), run.read_summary(), events)
+
+    def without_start_up(self) -> History:
+        """Returns the run with its clock at 0 when the last of its first learners had joined.
+
+        As in the summary's ``wall_s``: processes take seconds to start, and several take longer
+        than one. Of a run in one piece; what happened before is at 0, and that the first learners
+        joined is no news.
+        """
+        first = self.named("joined")[: self.config.learner_range[1]]
+        begun = max((event["time"] for event in first), default=0.0)
+        later = [event for event in self.events if event not in first]
+        shifted = [{**event, "time": max(0.0, event["time"] - begun)} for event in later]
+        return replace(self, events=shifted)
 
     def named(self, *names: str) -> list[Event]:
         """Returns the events of these names, in order."""

@@ -138,8 +138,8 @@ class Compare:
             self.say(f"{name}: {result.ended.value}: {result.reason}{done}")
         else:
             best = result.best
-            value = f"log-prob {best.choice_logprob:.4f} after {best.epoch:g} epochs"
-            self.say(f"{name}: {value}, where rates are chosen{done}")
+            value = f"log-prob {best.choice_logprob:.4f} on the choosing speakers"
+            self.say(f"{name}: {value}, best after {best.epoch:g} epochs{done}")
         return result
 
     def _rows(self, results: dict[Path, Result]) -> list[Row]:
