@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from compared import make_compared, make_unfinished
 
+from unisono.runs.directory import RunDirectory
 from unisono.runs.outcome import Check, Ended, read_result
 
 NOT_FINITE = """strategy  averaging
@@ -44,6 +45,15 @@ def test_a_run_without_a_summary(tmp_path: Path, output: str, ended: Ended, reas
     assert (result.ended, result.best) == (ended, None)
     assert reason in result.reason
     assert "\n" not in result.reason
+
+
+def test_a_run_that_ended_early_is_to_be_done_again(tmp_path: Path) -> None:
+    run = RunDirectory(make_compared(tmp_path / "run", [(-3.0, -2.9)]))
+    summary = run.read_summary()
+    assert summary is not None
+    run.write_summary(summary.model_copy(update={"ended": "early"}))
+    result = read_result(run.path, 0)
+    assert (result.ended, result.reason) == (Ended.FAILED, "it ended early")
 
 
 def test_a_run_that_was_never_begun(tmp_path: Path) -> None:

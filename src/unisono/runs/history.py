@@ -81,7 +81,8 @@ class History:
         """
         first = self.named("joined")[: self.config.learner_range[1]]
         begun = max((event["time"] for event in first), default=0.0)
-        later = [event for event in self.events if event not in first]
+        known = {id(event) for event in first}
+        later = [event for event in self.events if id(event) not in known]
         shifted = [{**event, "time": max(0.0, event["time"] - begun)} for event in later]
         return replace(self, events=shifted)
 

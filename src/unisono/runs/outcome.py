@@ -73,7 +73,8 @@ def read_result(path: Path, seed: int) -> Result:
     if summary is None or summary.ended != Ended.FINISHED.value:
         text = _read(output_of(run))
         ended = Ended.DIVERGED if DIVERGED in text else Ended.FAILED
-        return Result(seed, path, ended, _reason(text))
+        reason = _reason(text) if summary is None else f"it ended {summary.ended}"
+        return Result(seed, path, ended, reason)
     checks = _checks(History.read(path, ""))
     if not checks:
         return Result(seed, path, Ended.DIVERGED, "no check was finite")
