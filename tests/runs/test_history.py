@@ -74,6 +74,17 @@ def test_a_resumed_run_goes_on(make_run: Any, clock: float, counted: int) -> Non
     assert [piece for piece in loss if piece] == [[(2.0, 2.0)], [(begun + 1.0, 2.0)]]
 
 
+def test_a_series_is_one_curve_whoever_tells_it() -> None:
+    told = [
+        {"event": "consensus", "time": t, "learner": n, "distance": t / 10}
+        for n, t in ((0, 1.0), (1, 2.0), (0, 3.0))
+    ]
+    assert history(*told).series("consensus", "distance", by_time) == [
+        [(1, 0.1), (2, 0.2), (3, 0.3)]
+    ]
+    assert history(*told).series("consensus", "distance", by_examples) == [[]]
+
+
 def test_start_up_can_be_left_out() -> None:
     events = [{"event": "joined", "time": t, "learner": n} for n, t in ((0, 2.0), (1, 5.0))]
     late = {"event": "joined", "time": 9.0, "learner": 2}

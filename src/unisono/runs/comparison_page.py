@@ -92,9 +92,9 @@ def _staleness(history: History, x: Abscissa) -> Curve:
 
 
 def _distance(history: History, x: Abscissa) -> Curve:
-    """From learners to the consensus: told with rounds, or by events of its own."""
-    told = history.numbers("consensus", "distance", x)
-    return mean_curve(told or history.numbers("round", "distance", x))
+    """From learners to the consensus: of all, when it was made, or of each with its rounds."""
+    told = history.series("consensus", "distance", x)
+    return told or mean_curve(history.numbers("round", "distance", x))
 
 
 def _figures(

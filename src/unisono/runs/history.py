@@ -104,8 +104,12 @@ class History:
 
     def checks(self, key: str, x: Abscissa) -> Curve:
         """Returns a number of the validation events."""
+        return self.series("validation", key, x)
+
+    def series(self, name: str, key: str, x: Abscissa) -> Curve:
+        """Returns a number of the events of a name, whichever learner told of them."""
         curve: Curve = []
-        for part, event in self._parts("validation"):
+        for part, event in self._parts(name):
             _add(curve, part, x(event), number(event, key))
         return curve
 
