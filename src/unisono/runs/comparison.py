@@ -67,11 +67,12 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Sentences on how the table came about."""
-        seeds = "1 seed: no interval" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
+        seeds = "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
+        means = f"{LEVEL:.0%} intervals: Student's t, paired by seed"
+        how = "no intervals with one seed" if len(self.seeds) == 1 else means
         notes = [
             f"{self.learners} learners (solo: 1), {self.epochs} epochs, {seeds}. Log-probs in "
-            f"nats a frame at each run's best epoch; {LEVEL:.0%} intervals: Student's t, paired "
-            "by seed.",
+            f"nats a frame at each run's best epoch; {how}.",
             f"Rate and epoch were chosen on {len(self.choosing)} held-out speakers, the figures "
             f"are of {len(self.reporting)} others. A rate is a multiple of what the strategy's "
             "rule gives, and the rate that this makes.",
