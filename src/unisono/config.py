@@ -52,6 +52,14 @@ class DeviceChoice(str, Enum):
     CUDA = "cuda"
 
 
+class ScheduleChoice(str, Enum):
+    """How the learning rate goes over a run; see unisono.optim.schedules."""
+
+    CONSTANT = "constant"
+    EXPONENTIAL = "exponential"
+    WARMUP = "warmup"
+
+
 def default_rate(optimizer: OptimizerChoice) -> float:
     """Returns the learning rate that an optimizer starts with when none is asked for.
 
@@ -82,13 +90,25 @@ class Network(Table):
 
 
 class Rate(Table):
-    """`[rate]`: the learning rate, `start * end ** progress` with progress 0..1 in data seen."""
+    """`[rate]`: the learning rate, a function of progress, 0..1 in data seen."""
 
     start: Amount = Field(
         default=0.0, description="first learning rate; 0: the optimizer's own default"
     )
+    schedule: ScheduleChoice = Field(
+        default=ScheduleChoice.EXPONENTIAL,
+        strict=False,
+        description="how the learning rate goes: constant, exponential or warmup",
+    )
     end: float = Field(
-        default=0.1, gt=0, le=1, description="last learning rate as a share of the first"
+        default=0.1,
+        gt=0,
+        le=1,
+        description="last learning rate as a share of the first (exponential)",
+    )
+    warmup: Amount = Field(
+        default=1.0,
+        description="epochs from the rate of one learner to the scaled one (warmup)",
     )
     scaled: bool = Field(
         default=True, description="multiply by what the strategy's rule says for so many learners"
@@ -103,6 +123,10 @@ class Validation(Table):
     every: Count = Field(default=0, description="examples between two checks; 0: once an epoch")
     examples: Count = Field(default=20000, description="held-out frames a check, at most; 0: all")
     enabled: bool = Field(default=True, description="check at all")
+    halves: bool = Field(
+        default=False,
+        description="score two halves of the held-out speakers apart as well, for `compare`",
+    )
 
 
 class Checkpoint(Table):

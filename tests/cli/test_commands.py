@@ -71,7 +71,7 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
 
 
 def test_every_command_has_help(run: Run) -> None:
-    for command in ("demo", "prepare", "train", "launch", "bench", "report"):
+    for command in ("demo", "prepare", "train", "launch", "compare", "bench", "report"):
         status, text, _ = run(command, "--help")
         assert status == 0
         assert "Usage" in text
@@ -93,6 +93,10 @@ def test_every_command_has_help(run: Run) -> None:
         (["train", "PREP", "--strategy", "solo", "--learners", "2"], ["solo", "2"]),
         (["launch", "nowhere.py"], ["nowhere.py"]),
         (["report", "NOWHERE"], ["NOWHERE"]),
+        (["compare", "NOWHERE", "--strategies", "averaging"], ["NOWHERE"]),
+        (["compare", "PREP", "--strategies", "averagin"], ["averagin", "'averaging'"]),
+        (["compare", "PREP", "--strategies", "averaging"], ["1 held-out speaker"]),
+        (["compare", "PREP", "--strategies", "averaging", "--rates", "0"], ["--rates"]),
         (["prepare", "--frames", "NOWHERE", "--out", "OUT"], ["NOWHERE"]),
     ],
 )
@@ -101,7 +105,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     places = {"PREP": str(prep), "NOWHERE": str(tmp_path / "NOWHERE"), "OUT": str(tmp_path / "o")}
     arguments = [places.get(a, a) for a in arguments]
-    if arguments[0] == "train":
+    if arguments[0] in ("train", "compare"):
         arguments += ["--out", str(tmp_path / "run")]
     status, _, error = run(*arguments)
     assert status == 2

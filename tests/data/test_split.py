@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.data import hold_out
+from unisono.data import halve, hold_out
 from unisono.events import UserError
 
 NAMES = [f"s{k:02d}" for k in range(40)]
@@ -45,3 +45,19 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 def test_one_speaker_cannot_be_divided() -> None:
     with pytest.raises(UserError, match="1 speaker"):
         hold_out(["only", "only"], 0.1, seed=0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 40])
+def test_halves_are_disjoint_whole_and_even(count: int) -> None:
+    names = NAMES[:count]
+    one, other = halve([*reversed(names), *names])
+    assert one | other == set(names)
+    assert not one & other
+    assert abs(len(one) - len(other)) <= 1
+    assert (one, other) == halve(names)
+
+
+@pytest.mark.parametrize("names", [[], ["only", "only"]])
+def test_fewer_than_two_speakers_cannot_be_halved(names: list[str]) -> None:
+    with pytest.raises(UserError, match="hold out at least 2"):
+        halve(names)

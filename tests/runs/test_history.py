@@ -74,6 +74,26 @@ def test_a_resumed_run_goes_on(make_run: Any, clock: float, counted: int) -> Non
     assert [piece for piece in loss if piece] == [[(2.0, 2.0)], [(begun + 1.0, 2.0)]]
 
 
+def test_a_series_is_one_curve_whoever_tells_it() -> None:
+    told = [
+        {"event": "consensus", "time": t, "learner": n, "distance": t / 10}
+        for n, t in ((0, 1.0), (1, 2.0), (0, 3.0))
+    ]
+    assert history(*told).series("consensus", "distance", by_time) == [
+        [(1, 0.1), (2, 0.2), (3, 0.3)]
+    ]
+    assert history(*told).series("consensus", "distance", by_examples) == [[]]
+
+
+def test_start_up_can_be_left_out() -> None:
+    events = [{"event": "joined", "time": t, "learner": n} for n, t in ((0, 2.0), (1, 5.0))]
+    late = {"event": "joined", "time": 9.0, "learner": 2}
+    config = Config(learners="2")
+    run = History("run", config, None, [*events, train(6.0, 0, 10), late, train(10.0, 1, 10)])
+    assert [event["time"] for event in run.without_start_up().events] == [1.0, 4.0, 5.0]
+    assert history(train(6.0, 0, 10)).without_start_up().events[0]["time"] == 6.0
+
+
 def test_learners_are_in_the_order_of_their_numbers() -> None:
     run = history(start(0.0), *(train(1.0, learner, 1) for learner in (10, 2, 0)))
     assert [track.name for track in run.tracks()] == ["0", "2", "10"]

@@ -7,7 +7,7 @@ from unisono.data.corpus import Corpus
 from unisono.data.frames import FrameSource
 from unisono.data.prep import Prep, write_prep
 from unisono.data.source import Source
-from unisono.data.split import Part, hold_out
+from unisono.data.split import Part, halve, hold_out
 from unisono.data.synthetic import synthesise
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Prep",
     "Source",
     "convert_frames",
+    "halve",
     "hold_out",
     "synthesise",
     "write_prep",

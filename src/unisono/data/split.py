@@ -51,3 +51,29 @@ def hold_out(speakers: Iterable[str], share: float, seed: int) -> frozenset[str]
         )
     count = min(max(round(share * len(names)), 1), len(names) - 1)
     return frozenset(names[i] for i in Order(len(names), seed).indices(0, 0, count))
+
+
+def halve(speakers: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Divides speakers in two halves: one to choose settings by, one to report.
+
+    What was chosen because it scored well on some speakers scores better on them than on others,
+    so a figure is reported on speakers that had no part in the choice. The halves depend on the
+    set of names alone.
+
+    Args:
+        speakers: Names; repetitions count once.
+
+    Returns:
+        Those to choose by, and those to report.
+
+    Raises:
+        UserError: There are fewer than two speakers.
+    """
+    names = frozenset(speakers)
+    if len(names) < 2:
+        raise UserError(
+            f"{len(names)} held-out speaker(s) cannot be divided into those that settings are "
+            "chosen by and those that are reported: hold out at least 2 when preparing"
+        )
+    choosing = hold_out(names, 0.5, seed=0)
+    return choosing, names - choosing

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -52,8 +53,17 @@ class Children:
         """The process number of a child that runs."""
         return self._running[name][0].pid
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts a child; its environment is this process' with ``environment`` on top."""
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path | None = None,
+    ) -> None:
+        """Starts a child; its environment is this process' with ``environment`` on top.
+
+        What it prints is appended to ``output``; without one it goes where this process' goes.
+        """
         parent = os.getpid()
 
         def bind() -> None:
@@ -61,9 +71,19 @@ class Children:
             if os.getppid() != parent:
                 os._exit(1)
 
-        process = subprocess.Popen(
-            list(command), env={**os.environ, **environment}, preexec_fn=bind
-        )
+        both = {**os.environ, **environment}
+        if output is None:
+            process = subprocess.Popen(list(command), env=both, preexec_fn=bind)
+        else:
+            with output.open("ab") as file:
+                process = subprocess.Popen(
+                    list(command),
+                    env=both,
+                    preexec_fn=bind,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
         self._running[name] = (process, os.pidfd_open(process.pid))
 
     def wait(self, seconds: float | None = None) -> list[Ended]:

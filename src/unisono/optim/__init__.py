@@ -1,7 +1,8 @@
-"""What turns gradients into steps: natural gradient and its company."""
+"""What turns gradients into steps: natural gradient and its company; learning rates."""
 
 from __future__ import annotations
 
 from unisono.optim.natural_gradient import OnlineNaturalGradient
+from unisono.optim.schedules import Constant, Exponential, Schedule, WarmUp
 
-__all__ = ["OnlineNaturalGradient"]
+__all__ = ["Constant", "Exponential", "OnlineNaturalGradient", "Schedule", "WarmUp"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unisono.config import Config
@@ -72,22 +72,44 @@ class History:
         events = _one_clock(run.read_metrics())
         return cls(name, run.read_config(), run.read_summary(), events)
 
+    def without_start_up(self) -> History:
+        """Returns the run with its clock at 0 when the last of its first learners had joined.
+
+        As in the summary's ``wall_s``: processes take seconds to start, and several take longer
+        than one. Of a run in one piece; what happened before is at 0, and that the first learners
+        joined is no news.
+        """
+        first = self.named("joined")[: self.config.learner_range[1]]
+        begun = max((event["time"] for event in first), default=0.0)
+        known = {id(event) for event in first}
+        later = [event for event in self.events if id(event) not in known]
+        shifted = [{**event, "time": max(0.0, event["time"] - begun)} for event in later]
+        return replace(self, events=shifted)
+
     def named(self, *names: str) -> list[Event]:
         """Returns the events of these names, in order."""
         return [event for event in self.events if event["event"] in names]
 
     def losses(self, x: Abscissa) -> list[Curve]:
         """Returns the training loss of each learner."""
+        return self.numbers("train", "loss", x)
+
+    def numbers(self, name: str, key: str, x: Abscissa) -> list[Curve]:
+        """Returns a number of the events of a name, for each learner."""
         curves: dict[str, Curve] = {}
-        for part, event in self._parts("train"):
+        for part, event in self._parts(name):
             curve = curves.setdefault(str(event["learner"]), [])
-            _add(curve, part, x(event), number(event, "loss"))
+            _add(curve, part, x(event), number(event, key))
         return list(curves.values())
 
     def checks(self, key: str, x: Abscissa) -> Curve:
         """Returns a number of the validation events."""
+        return self.series("validation", key, x)
+
+    def series(self, name: str, key: str, x: Abscissa) -> Curve:
+        """Returns a number of the events of a name, whichever learner told of them."""
         curve: Curve = []
-        for part, event in self._parts("validation"):
+        for part, event in self._parts(name):
             _add(curve, part, x(event), number(event, key))
         return curve
 

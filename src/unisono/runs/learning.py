@@ -12,7 +12,7 @@ from unisono.runs.page import charts, legend
 
 
 @dataclass(frozen=True)
-class _Against:
+class Against:
     """What a curve is drawn against."""
 
     name: str
@@ -21,27 +21,27 @@ class _Against:
     of: Abscissa
 
 
-_ABSCISSAE = (
-    _Against("examples", "examples of all learners", Quantity.COUNT, by_examples),
-    _Against("time", "time", Quantity.TIME, by_time),
+ABSCISSAE = (
+    Against("examples", "examples of all learners", Quantity.COUNT, by_examples),
+    Against("time", "time", Quantity.TIME, by_time),
 )
 
 
 def learning(histories: Sequence[History]) -> list[str]:
     """Returns the section as HTML."""
     figures: list[str] = []
-    for x in _ABSCISSAE:
+    for x in ABSCISSAE:
         lines = _losses(histories, x.of)
-        figures += _figure("Training loss", "loss (nats/frame)", x, lines, histories)
-    for x in _ABSCISSAE:
+        figures += figure("Training loss", "loss (nats/frame)", x, lines, histories)
+    for x in ABSCISSAE:
         lines = _checks(histories, "logprob", x.of)
         if len(histories) == 1:
             train = histories[0].checks("train_logprob", x.of)
             lines.insert(0, Line("training frames", train, 1, Look.DASHED, dots=True))
-        figures += _figure("Held-out log-prob", "log-prob (nats/frame)", x, lines, histories)
-    for x in _ABSCISSAE:
+        figures += figure("Held-out log-prob", "log-prob (nats/frame)", x, lines, histories)
+    for x in ABSCISSAE:
         lines = _checks(histories, "accuracy", x.of)
-        figures += _figure("Held-out accuracy", "frames right", x, lines, histories)
+        figures += figure("Held-out accuracy", "frames right", x, lines, histories)
     if not figures:
         return ["<h2>Learning</h2>", '<p class="soft">Nothing was trained yet.</p>']
     return ["<h2>Learning</h2>", _legend(histories), charts(figures)]
@@ -67,10 +67,10 @@ def _checks(histories: Sequence[History], key: str, x: Abscissa) -> list[Line]:
     ]
 
 
-def _figure(
-    name: str, y_title: str, x: _Against, lines: Sequence[Line], histories: Sequence[History]
+def figure(
+    name: str, y_title: str, x: Against, lines: Sequence[Line], histories: Sequence[History]
 ) -> list[str]:
-    """Draws a chart, or none where there is nothing to draw."""
+    """Draws a chart of lines of runs, or none where there is nothing to draw."""
     heights = [point[1] for line in lines for piece in line.curve for point in piece]
     if not heights:
         return []

@@ -31,7 +31,7 @@ p { margin: 4px 0 10px; } .soft { color: var(--soft); }
   border-radius: 8px; }
 .tile { padding: 10px 14px 12px; } .tile b { display: block; font-size: 21px; font-weight: 600;
   font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); font-size: 13px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr));
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr));
   gap: 14px; align-items: start; }
 figure { margin: 0; padding: 10px 12px 6px; } figcaption { font-weight: 600; font-size: 14px; }
 svg { display: block; width: 100%; height: auto; font-size: 11.5px; }

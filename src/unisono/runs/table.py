@@ -91,6 +91,11 @@ def percent(value: float) -> str:
     return f"{value:.1%}".replace("%", " %")
 
 
+def size(count: float) -> str:
+    """Writes a number of bytes."""
+    return f"{short(count)}B" if count >= 1000 else f"{count:.0f} B"
+
+
 _HEADS = (
     ("text", "run", ""),
     ("text", "strategy", ""),
@@ -139,7 +144,7 @@ def table(histories: Sequence[History]) -> str:
                 known(fact.validation_accuracy, percent),
             ),
             ("", f"{fact.rounds:,}"),
-            ("", _bytes(fact.bytes_sent)),
+            ("", size(fact.bytes_sent)),
             ("", known(fact.staleness, lambda value: f"{value:.1f}")),
             ("text why" if fact.ended == "finished" else "text why bad", escape(fact.ended)),
         ]
@@ -147,10 +152,6 @@ def table(histories: Sequence[History]) -> str:
             "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in cells) + "</tr>"
         )
     return f'<div class="table"><table><tr>{head}</tr>\n{"".join(rows)}</table></div>'
-
-
-def _bytes(count: float) -> str:
-    return f"{short(count)}B" if count >= 1000 else f"{count:.0f} B"
 
 
 def _best(values: Sequence[float | None]) -> float | None:

@@ -17,6 +17,7 @@ from unisono.runs.summary import Minibatches, Staleness, Summary
 from unisono.strategies.registry import make
 from unisono.training.coordinate import Events, outcome_of
 from unisono.training.launch import Launch
+from unisono.training.rates import make_schedule
 from unisono.training.worker import Worker
 
 
@@ -46,6 +47,7 @@ def check(config: Config) -> None:
     if config.cluster:
         raise UserError("--cluster is not there yet; without it the learners run on this machine")
     strategy = make(config.strategy_name, config.agreement)
+    make_schedule(config)
     learners = config.learner_range[1]
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import nn
@@ -23,7 +24,8 @@ from unisono.models import build
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.strategies.registry import make
 from unisono.training.launch import ABANDONED
-from unisono.training.validation import Score, score
+from unisono.training.rates import make_schedule
+from unisono.training.validation import HALVES, halves, merge, score, score_groups
 
 
 def choose_device(config: Config, number: int) -> torch.device:
@@ -50,13 +52,6 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
     raise UserError("optimizer ng-sgd is not there yet; choose sgd or adamw")
 
 
-def first_rate(config: Config, learners: int) -> float:
-    """The learning rate at the start, with the strategy's rule."""
-    strategy = make(config.strategy_name, config.agreement)
-    scaled = config.rate.scaled and config.optimizer is not OptimizerChoice.ADAMW
-    return config.start_rate * (strategy.rate_factor(learners) if scaled else 1.0)
-
-
 class Worker:
     """Trains the model of a run's configuration, as one of its learners."""
 
@@ -64,12 +59,15 @@ class Worker:
         self._run = run
         self._resume = resume
         self._config = run.read_config()
-        learners = self._config.learner_range[1]
         torch.set_num_threads(self._config.threads_per_learner(os.cpu_count() or 1))
         self._device = choose_device(self._config, 0)
         self._prep = Prep.open(Path(self._config.prep))
         self._train = self._source(Part.TRAIN)
         self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
+        self._apart = self._config.validation.halves
+        if self._heldout is not None:
+            everyone = np.zeros(len(self._heldout), dtype=np.int64)
+            self._groups = halves(self._heldout) if self._apart else everyone
         network = self._config.network
         self._shape = {
             "inputs": self._train.dimension,
@@ -81,12 +79,12 @@ class Worker:
         model = build(self._config.model, seed=self._config.seed, **self._shape)
         self._model = model.to(self._device)
         torch.manual_seed(self._config.seed)
-        self._rate = first_rate(self._config, learners)
+        self._schedule = make_schedule(self._config)
 
     def run(self) -> None:
         """Trains to the end; the learner that leads writes the model."""
         config = self._config
-        optimizer = make_optimizer(config, self._model, self._rate)
+        optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
         strategy = make(config.strategy_name, config.agreement)
         every = config.validation.every or len(self._train)
         with Learner(
@@ -104,8 +102,9 @@ class Worker:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner)
             for x, y in learner.draw(self._train, config.epochs, config.minibatch):
+                rate = self._schedule.rate(learner.progress)
                 for group in optimizer.param_groups:
-                    group["lr"] = self._rate * config.rate.end**learner.progress
+                    group["lr"] = rate
                 x, y = x.to(self._device), y.to(self._device)
                 learner.step(functional.cross_entropy(self._model(x), y))
                 due = learner.every(examples=every) and learner.progress < 1
@@ -127,15 +126,19 @@ class Worker:
 
     def _announce(self, learner: Learner) -> None:
         if learner.number == 0:
-            for line in [*learner.describe(), f"rate      {self._rate:g} at the start"]:
+            for line in [*learner.describe(), f"rate      {self._schedule.describe()}"]:
                 print(line, flush=True)
 
-    def _validate(self, learner: Learner) -> Score:
+    def _validate(self, learner: Learner) -> None:
         assert self._heldout is not None
         frames = self._config.validation.examples
         with learner.consensus() as model:
-            heldout = score(model, self._heldout, frames, self._device)
+            parts = score_groups(model, self._heldout, self._groups, frames, self._device)
             train = score(model, self._train, frames, self._device)
+        heldout = merge(parts)
+        apart: dict[str, float] = {}
+        for name, half in zip(HALVES, parts, strict=True) if self._apart else ():
+            apart |= {f"{name}_logprob": half.logprob, f"{name}_accuracy": half.accuracy}
         seen = int(learner.progress * self._config.epochs * len(self._train))
         learner.event(
             "validation",
@@ -143,13 +146,13 @@ class Worker:
             logprob=heldout.logprob,
             accuracy=heldout.accuracy,
             train_logprob=train.logprob,
+            **apart,
         )
         print(
             f"{100 * learner.progress:5.1f}%  held out: log-prob {heldout.logprob:.4f}, "
             f"accuracy {100 * heldout.accuracy:.2f}%; train: log-prob {train.logprob:.4f}",
             flush=True,
         )
-        return heldout
 
     def _end(self, learner: Learner) -> None:
         totals = {

@@ -1,0 +1,52 @@
+"""`unisono compare`: the same job once a strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.training import compare as training
+from unisono.training.variants import plan_comparison
+
+
+def compare(
+    prep: Annotated[Path, typer.Argument(metavar="PREP", help="Prepared data.")],
+    strategies: Annotated[
+        str,
+        typer.Option(
+            help="Strategies, commas between them, options behind colons: "
+            "allreduce,averaging:division=drawn. solo is always there, with one learner."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The comparison's directory; what is done in it stays done.")
+    ],
+    learners: Annotated[int, typer.Option(help="Learners of each but solo.", min=1)] = 2,
+    rates: Annotated[
+        str,
+        typer.Option(help="Learning rates to try, as multiples of what each strategy's rule says."),
+    ] = "0.5,1,2",
+    seeds: Annotated[int, typer.Option(help="Seeds: each run is made so often.", min=1)] = 1,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key, for all; see docs/runs.md."),
+    ] = None,
+) -> None:
+    """Train with each strategy, rate and seed; table, compare.json and report.html."""
+    plan = plan_comparison(
+        prep=prep.resolve(),
+        strategies=strategies,
+        learners=learners,
+        rates=rates,
+        seeds=seeds,
+        epochs=epochs,
+        sets=sets or [],
+    )
+    comparison = training.Compare(plan=plan, out=out, say=typer.echo).run()
+    for line in comparison.lines():
+        typer.echo(line)
+    typer.echo(f"report: {out / 'report.html'}")
+    comparison.complain()

@@ -1,0 +1,92 @@
+"""Learning rates over a run, as functions of its progress: the share of all data seen, 0 to 1.
+
+A schedule knows no step, no clock and no torch, so it is the same for every strategy, every number
+of learners and every minibatch, and goes on by itself where a run is resumed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    """The learning rate at any moment of a run."""
+
+    def rate(self, progress: float) -> float:
+        """The learning rate when ``progress``, 0 to 1, of the data is seen."""
+        ...
+
+    def describe(self) -> str:
+        """A few words for a person."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The same rate throughout: rate(p) = start."""
+
+    start: float
+
+    def rate(self, progress: float) -> float:
+        """``start``."""
+        return self.start
+
+    def describe(self) -> str:
+        """A few words for a person."""
+        return f"{self.start:g} throughout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential:
+    """Falls by the same factor over equal shares of the data: rate(p) = start * end ** p."""
+
+    start: float
+    end: float
+    """The last rate as a share of the first."""
+
+    def rate(self, progress: float) -> float:
+        """``start * end ** progress``."""
+        return self.start * math.pow(self.end, progress)
+
+    def describe(self) -> str:
+        """A few words for a person."""
+        return f"{self.start:g} at the start, {self.start * self.end:g} at the end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """What large batches need: up to a rate in proportion to the batch, then 1/sqrt(2) an epoch.
+
+    A rate that W learners may take together is up to W times that of one, but not yet while the
+    gradients are large and change quickly. With e = p * epochs, the epochs seen so far,
+
+        rate(e) = start * (1 + (factor - 1) * e / warmup)      for e < warmup
+        rate(e) = start * factor * 2 ** (-(e - warmup) / 2)    after it,
+
+    so it begins at the rate of one learner, is continuous, and is multiplied by 1/sqrt(2) over
+    every epoch after the warm-up. Where the factor is 1, as for one learner, nothing is warmed up
+    to: the rate is kept for ``warmup`` epochs and falls then.
+    """
+
+    start: float
+    """The rate that is right for one learner."""
+    factor: float
+    """By what the batch, or the strategy's own rule, multiplies it."""
+    warmup: float
+    """Epochs of warm-up."""
+    epochs: float
+    """Epochs of the whole run."""
+
+    def rate(self, progress: float) -> float:
+        """Linear, then halved every two epochs."""
+        epoch = progress * self.epochs
+        if epoch < self.warmup:
+            return self.start * (1.0 + (self.factor - 1.0) * epoch / self.warmup)
+        return self.start * self.factor * math.pow(2.0, -(epoch - self.warmup) / 2.0)
+
+    def describe(self) -> str:
+        """A few words for a person."""
+        top = f"{self.start * self.factor:g} after epoch {self.warmup:g}"
+        return f"{self.start:g} at the start, {top}, then 1/sqrt(2) an epoch"

@@ -1,0 +1,157 @@
+"""``unisono compare``: the same job once a strategy, a rate and a seed; what is done stays done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.data import Part, Prep, halve
+from unisono.events import UserError
+from unisono.runs.choice import Cell, Row, judge
+from unisono.runs.comparison import Comparison
+from unisono.runs.comparison_page import render
+from unisono.runs.directory import write_atomically
+from unisono.runs.outcome import Ended, Result, read_result
+from unisono.training.jobs import run_job
+from unisono.training.rates import rate_factor
+from unisono.training.train import check
+from unisono.training.variants import Job, Plan
+
+PLAN = "plan.json"
+
+
+@dataclass(kw_only=True)
+class Compare:
+    """Runs what is not done yet, one run at a time, and judges.
+
+    Each run is a process of its own, so that one that fails takes nothing with it. A run that an
+    interruption left unfinished begins anew: wall-clock is one of the things compared, and a run
+    in two pieces has none that means anything.
+    """
+
+    plan: Plan
+    out: Path
+    say: Callable[[str], None]
+    run_job: Callable[[Job], None] = run_job
+
+    def run(self) -> Comparison:
+        """Everything: runs, compare.json, report.html.
+
+        Raises:
+            UserError: bad input, or another comparison's directory.
+        """
+        jobs = list(self.plan.jobs(self.out))
+        for job in jobs:
+            check(job.config)
+        choosing, reporting = self._speakers()
+        with self._directory():
+            results = {
+                job.path: self._result(job, f"[{number}/{len(jobs)}]")
+                for number, job in enumerate(jobs, start=1)
+            }
+            comparison = Comparison(
+                learners=self.plan.base.learner_range[1],
+                epochs=self.plan.base.epochs,
+                seeds=self.plan.seeds,
+                rates=self.plan.rates,
+                choosing=sorted(choosing),
+                reporting=sorted(reporting),
+                rows=self._rows(results),
+            )
+            write_atomically(self.out / "compare.json", comparison.to_json(self.out).encode())
+            write_atomically(self.out / "report.html", render(comparison).encode())
+        return comparison
+
+    def _speakers(self) -> tuple[frozenset[str], frozenset[str]]:
+        prep = Prep.open(Path(self.plan.base.prep))
+        table = prep.table
+        heldout = [table.speakers[table.speaker[u]] for u in prep.utterances_of(Part.HELDOUT)]
+        return halve(heldout)
+
+    @contextmanager
+    def _directory(self) -> Iterator[None]:
+        """The comparison's directory, begun or gone on with, by nobody else at the same time."""
+        plan = self.out / PLAN
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if not plan.exists() and any(self.out.iterdir()):
+                raise UserError(f"{self.out} is there, and is no comparison: name another --out")
+            descriptor = os.open(self.out, os.O_RDONLY)
+        except OSError as error:
+            raise UserError(f"cannot write {self.out}: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if plan.exists():
+                self._check_same(plan)
+            else:
+                write_atomically(plan, json.dumps(self._settings(), indent=1).encode())
+            yield
+        except BlockingIOError:
+            raise UserError(f"another `unisono compare` is at work in {self.out}") from None
+        finally:
+            os.close(descriptor)
+
+    def _settings(self) -> dict[str, Any]:
+        """All that the runs depend on, by name."""
+        plan = self.plan
+        settings: dict[str, Any] = {
+            "strategies": [variant.name for variant in plan.variants],
+            "rates": list(plan.rates),
+            "seeds": list(plan.seeds),
+        }
+        config = plan.base.model_dump(mode="json")
+        config["prep"] = Prep.open(Path(plan.base.prep)).fingerprint
+        for key, value in config.items():
+            inner = value.items() if isinstance(value, dict) else ()
+            settings |= {f"{key}.{name}": each for name, each in inner} or {key: value}
+        return settings
+
+    def _check_same(self, plan: Path) -> None:
+        try:
+            before = json.loads(plan.read_text())
+        except (OSError, ValueError):
+            raise UserError(f"{plan} cannot be read: name another --out") from None
+        now = self._settings()
+        for key in [*before, *now]:
+            if before.get(key) != now.get(key):
+                raise UserError(
+                    f"{self.out} was begun with {key} {before.get(key)}, and this is "
+                    f"{now.get(key)}: say the same again, or name another --out"
+                )
+
+    def _result(self, job: Job, place: str) -> Result:
+        """What came of a run: read, if it is done; else run."""
+        name = f"{place} {job.variant.name}, rate x{job.rate:g}, seed {job.seed}"
+        result = read_result(job.path, job.seed)
+        done = " (done before)"
+        if result.ended is Ended.FAILED:
+            done = ""
+            self.run_job(job)
+            result = read_result(job.path, job.seed)
+        if result.best is None:
+            self.say(f"{name}: {result.ended.value}: {result.reason}{done}")
+        else:
+            best = result.best
+            value = f"log-prob {best.choice_logprob:.4f} on the choosing speakers"
+            self.say(f"{name}: {value}, best after {best.epoch:g} epochs{done}")
+        return result
+
+    def _rows(self, results: dict[Path, Result]) -> list[Row]:
+        rows: list[Row] = []
+        for variant in self.plan.variants:
+            cells = []
+            for rate in self.plan.rates:
+                jobs = [self.plan.job(self.out, variant, rate, seed) for seed in self.plan.seeds]
+                config = jobs[0].config
+                factor = rate_factor(config)
+                runs = [results[job.path] for job in jobs]
+                cells.append(Cell(rate, config.start_rate * factor, runs))
+            learners = config.learner_range[1]
+            rows.append(judge(variant.name, learners, cells, rows[0] if rows else None))
+        return rows

@@ -1,0 +1,35 @@
+"""The learning rate of a run: what its configuration says, and the strategy's own rule."""
+
+from __future__ import annotations
+
+from unisono.config import Config, OptimizerChoice, ScheduleChoice
+from unisono.events import UserError
+from unisono.optim.schedules import Constant, Exponential, Schedule, WarmUp
+from unisono.strategies.registry import make
+
+
+def rate_factor(config: Config) -> float:
+    """By what the rate of one learner is multiplied: the strategy's rule, where it is asked for."""
+    if not config.rate.scaled or config.optimizer is OptimizerChoice.ADAMW:
+        return 1.0
+    strategy = make(config.strategy_name, config.agreement)
+    return strategy.rate_factor(config.learner_range[1])
+
+
+def make_schedule(config: Config) -> Schedule:
+    """The schedule that the configuration names.
+
+    Raises:
+        UserError: the warm-up is longer than the run.
+    """
+    start, factor, rate = config.start_rate, rate_factor(config), config.rate
+    if rate.schedule is ScheduleChoice.CONSTANT:
+        return Constant(start=start * factor)
+    if rate.schedule is ScheduleChoice.EXPONENTIAL:
+        return Exponential(start=start * factor, end=rate.end)
+    if rate.warmup > config.epochs:
+        raise UserError(
+            f"rate.warmup is {rate.warmup:g} epochs, and the run has {config.epochs}: "
+            "warm up for less, or train for more"
+        )
+    return WarmUp(start=start, factor=factor, warmup=rate.warmup, epochs=config.epochs)

@@ -1,0 +1,74 @@
+"""Scores, against sums by hand; the halves of the held-out speakers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from unisono.data import FrameSource, Part, Prep, halve
+from unisono.training.validation import Score, halves, merge, score, score_groups
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def source(prep: Path) -> FrameSource:
+    return FrameSource(Prep.open(prep), Part.HELDOUT, context=0)
+
+
+@pytest.fixture(scope="module")
+def model(source: FrameSource) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(source.dimension, source.prep.header.states)
+
+
+def test_a_score_is_the_mean_over_all_frames(source: FrameSource, model: torch.nn.Module) -> None:
+    x, y = source.batch(np.arange(len(source)))
+    with torch.no_grad():
+        logits = model(x).double()
+    expected = logits.log_softmax(1)[torch.arange(len(y)), y].mean()
+    found = score(model, source, 0, CPU)
+    assert found.logprob == pytest.approx(float(expected), abs=1e-6)
+    assert found.accuracy == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+    assert found.frames == len(source)
+
+
+def test_groups_are_scored_apart_and_together_are_the_whole(
+    source: FrameSource, model: torch.nn.Module
+) -> None:
+    group = halves(source)
+    for examples in (0, 777):
+        apart = score_groups(model, source, group, examples, CPU)
+        together, whole = merge(apart), score(model, source, examples, CPU)
+        assert together.frames == whole.frames
+        assert together.logprob == pytest.approx(whole.logprob)
+        assert together.accuracy == pytest.approx(whole.accuracy)
+    for number, part in enumerate(score_groups(model, source, group, 0, CPU)):
+        x, y = source.batch(np.flatnonzero(group == number))
+        with torch.no_grad():
+            expected = -torch.nn.functional.cross_entropy(model(x).double(), y)
+        assert part.logprob == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_no_frame_has_no_score() -> None:
+    nothing = Score(math.nan, math.nan, 0)
+    assert merge([nothing, Score(-2.0, 0.5, 4)]) == Score(-2.0, 0.5, 4)
+    assert math.isnan(merge([nothing]).logprob)
+
+
+def test_halves_are_whole_speakers(source: FrameSource) -> None:
+    table, starts = source.prep.table, source.prep.starts
+    group, at = halves(source), 0
+    found: dict[str, set[int]] = {}
+    for u in source.utterances:
+        length = int(starts[u + 1] - starts[u])
+        speaker = table.speakers[table.speaker[u]]
+        found.setdefault(speaker, set()).update(group[at : at + length].tolist())
+        at += length
+    assert at == len(group)
+    choosing, reporting = halve(found)
+    assert found == {name: {0} for name in choosing} | {name: {1} for name in reporting}
