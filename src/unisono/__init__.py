@@ -6,6 +6,7 @@ from unisono.events import UserError
 from unisono.learner.learner import Learner
 from unisono.strategies import (
     AllReduce,
+    AveragedServer,
     Averaging,
     BlockMomentum,
     DelayByOne,
@@ -14,6 +15,7 @@ from unisono.strategies import (
     GossipRandom,
     Nesterov,
     Plain,
+    Server,
     SlowMo,
     Solo,
 )
@@ -22,6 +24,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AllReduce",
+    "AveragedServer",
     "Averaging",
     "BlockMomentum",
     "DelayByOne",
@@ -31,6 +34,7 @@ __all__ = [
     "Learner",
     "Nesterov",
     "Plain",
+    "Server",
     "SlowMo",
     "Solo",
     "UserError",

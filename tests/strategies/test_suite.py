@@ -26,7 +26,7 @@ Make = Callable[[], Strategy]
 PLAIN = Promises()
 MOMENTUM = Promises(plain=False, keeps_mean=False, follows=False)
 LOOKING_AHEAD = Promises(plain=False, keeps_mean=False, follows=False, ends_equal=False)
-PAIRS = Promises(pairs=True)
+PAIRS = Promises(pairs=True, loses_after=2)
 
 STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "allreduce": (AllReduce, PLAIN, 120),

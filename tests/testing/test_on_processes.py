@@ -53,5 +53,5 @@ def test_kills_lose_nothing(name: str, kill: dict[int, int]) -> None:
     laws.all_settled(run)
     laws.all_trained(run, calm=not kill)
     laws.nothing_lost(run)
-    laws.kept_once(run, marks, pairs=name.startswith("gossip"))
+    laws.kept_once(run, marks, loses_after=LOSES_AFTER.get(name))
     laws.same_end(run, exactly=name != "drawn")

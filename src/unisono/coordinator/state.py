@@ -127,6 +127,7 @@ class State:
         if self.job is not None and self.job.division == "drawn":
             self._tell_close()
             self._tell_cut()
+            self._tell_after_cut(self._checkpoints.keeping)
         self._out += self.agreements.supplies
         return self._out
 

@@ -9,10 +9,12 @@ from unisono.strategies.delay import DelayByOne
 from unisono.strategies.gossip import GossipFixed, GossipRandom
 from unisono.strategies.outer import BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.registry import make, names
+from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 
 __all__ = [
     "AllReduce",
+    "AveragedServer",
     "Averaging",
     "BlockMomentum",
     "DelayByOne",
@@ -21,6 +23,7 @@ __all__ = [
     "GossipRandom",
     "Nesterov",
     "Plain",
+    "Server",
     "SlowMo",
     "Solo",
     "make",

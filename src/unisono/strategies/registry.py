@@ -16,6 +16,7 @@ from unisono.strategies.base import Strategy
 from unisono.strategies.delay import DelayByOne
 from unisono.strategies.gossip import GossipFixed, GossipRandom
 from unisono.strategies.outer import OUTERS
+from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 
 GROUP = "unisono.strategies"
@@ -26,6 +27,8 @@ _OURS: dict[str, type] = {
     "gossip-fixed": GossipFixed,
     "gossip-random": GossipRandom,
     "delay-by-one": DelayByOne,
+    "server": Server,
+    "averaged-server": AveragedServer,
 }
 
 

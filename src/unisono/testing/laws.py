@@ -41,12 +41,12 @@ def all_trained(run: ToyRun, *, calm: bool) -> None:
     assert not (calm and repeated), f"trained more than once without a fault: {repeated[:10]}"
 
 
-def kept_once(run: ToyRun, marks: Marks, *, pairs: bool = False) -> None:
+def kept_once(run: ToyRun, marks: Marks, *, loses_after: int | None = None) -> None:
     """Each minibatch is in the consensus by the steps of exactly one life of one learner.
 
-    With ``pairs`` two deaths, one soon after the other, may take with them what only they had.
+    From ``loses_after`` deaths on some may be in it by nobody's: what only the dead had.
     """
-    least = 0 if pairs and len(run.state.lost) > 1 else 1
+    least = 0 if loses_after is not None and len(run.state.lost) >= loses_after else 1
     for result in run.survivors:
         assert result.consensus is not None
         lives = (np.abs(marks.read(result.consensus)) > TOLERANCE).sum(axis=1)

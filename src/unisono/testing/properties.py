@@ -68,8 +68,12 @@ class Promises:
     """Equal data and no noise: each learner is where one alone would be after as many steps."""
     ends_equal: bool = True
     """All learners end with the consensus."""
+    mixes: bool = True
+    """Learners have models of their own, which rounds bring together."""
     pairs: bool = False
     """Rounds are exchanges of two, and keep the plain sum of all models."""
+    loses_after: int | None = None
+    """Deaths in one run from which on some work may be lost with the dead; None: none ever is."""
 
 
 PLAIN = Promises()
@@ -80,7 +84,8 @@ def check_strategy(make: Make, *, schedules: int = 200, promises: Promises = PLA
     check_on(ToyCluster, make, promises=promises)
     if promises.keeps_mean:
         check_mean(make, on=_slow_network, promises=promises)
-    check_contraction(make, promises=promises)
+    if promises.mixes:
+        check_contraction(make, promises=promises)
     if _division(make) is Division.DEALT:
         check_repeats(make, promises=promises)
     check_newcomer(make, promises=promises)
@@ -336,7 +341,7 @@ def _check_end(run: ToyRun, marks: Marks, make: Make, promises: Promises, *, cal
     laws.same_consensus(run, exactly=exactly)
     if promises.ends_equal:
         laws.same_end(run, exactly=exactly)
-    laws.kept_once(run, marks, pairs=promises.pairs)
+    laws.kept_once(run, marks, loses_after=promises.loses_after)
     if calm and promises.keeps_mean:
         if promises.pairs:
             laws.sum_kept(run)

@@ -1,0 +1,528 @@
+"""One learner's part in a parameter server: it pushes gradients, and pulls what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from unisono.coordinator.output import STRATEGY
+from unisono.events import UserError
+from unisono.fabric import Address, Gone, Message, TimedOut, Vector
+from unisono.pool.pool import Deal
+from unisono.strategies.base import Parcel, Participant, Replica, Work
+from unisono.strategies.entering import enter_drawn
+from unisono.strategies.holding import Holding
+from unisono.strategies.shards import Copy, Run, runs
+from unisono.strategies.transfer import receive_parcel, send_parcel
+
+PORT = STRATEGY
+PULLED = "pulled"
+SHOWN = "shown"
+FINAL = "final"
+LATE = 5
+"""Pushes dropped one after the other, after which a learner is said to be too slow."""
+
+
+class ServerSettings(Protocol):
+    """What a participant must know."""
+
+    @property
+    def push_every(self) -> int:
+        """Minibatches a push."""
+        ...
+
+    @property
+    def overlap(self) -> bool:
+        """Whether to compute on while a push is under way."""
+        ...
+
+    @property
+    def bound(self) -> int:
+        """Staleness beyond which a push is dropped; 0: none."""
+        ...
+
+    @property
+    def shards(self) -> int:
+        """Pieces of the model."""
+        ...
+
+    def staleness(self, learners: int) -> int:
+        """What equal learners come to."""
+        ...
+
+
+@dataclass
+class Push:
+    """Gradients on their way to the shards; without any, only a pull."""
+
+    number: int
+    gradient: Vector | None
+    work: Work
+    rates: list[float]
+    progress: float
+    version: int
+    missing: set[int]
+    sent: dict[Run, Address] = field(default_factory=dict)
+    decided: bool = True
+    """Whether it is known that it is not dropped."""
+    stale: int = 0
+
+
+class ServerParticipant(Participant):
+    """Gradients out, parameters in.
+
+    A learner computes gradients g at the parameters that it pulled last. The mean of those of
+    ``push_every`` minibatches, weighted by their examples, goes out as one push, cut into runs of
+    shards. Each holder applies its run as it comes, with the learner's own optimizer rebuilt on the
+    shard and the learning rates that the push carries, and answers with what it has then:
+
+        x <- x - a g(x_then)
+
+    Nobody waits for another learner; what is pulled may mix versions of different shards. The
+    *staleness* of a push is the number of pushes applied to shard 0 between the pull that its
+    gradients were computed at and its own application: W - 1 for W equal learners that wait for
+    the reply, about 2 W - 1 with overlap. On a quadratic of curvature h a delay of t pushes is
+    stable if a h < 2 sin(pi / (2 (2 t + 1))).
+
+    With a ``bound`` the run of shard 0 goes first: its holder applies it or drops the whole push,
+    before any other piece is on its way. The work of a dropped push goes back to the pool, and the
+    learner pulls the newest model.
+
+    A push is settled when all its pieces are applied, and in shards that are not all with its own
+    learner. If that dies before, whoever has a piece of it tells of it: so a minibatch is never
+    trained again that is in the model, and a death between two pieces loses a part of one push.
+    """
+
+    def __init__(
+        self, replica: Replica, settings: ServerSettings, averages_from: float | None
+    ) -> None:
+        super().__init__(replica)
+        self._settings = settings
+        self._holding = Holding(replica, PORT, settings.shards, averages_from)
+        self._holding.holds_back = self._holds_back
+        # The learner's thread.
+        self._entered = False
+        self._gradient: Vector | None = None
+        self._weight = 0
+        self._examples = 0
+        self._minibatches = 0
+        self._under_way = False
+        self._final: Vector | None = None
+        self._late = 0
+        # The agent.
+        self._number = 0
+        self._push: Push | None = None
+        self._next: Push | None = None
+        self._cutting: int | None = None
+        self._passed = -1
+        self._in = False
+        self._to_welcome: list[Address] = []
+        self._unclosed: list[str] = []
+        self._draining = False
+        self._unsettled_pushes = 0
+        self._unsettled = Work()
+        """Applied, and perhaps only in shards that are here."""
+        self._told: list[tuple[int, list[list[int]]]] = []
+        self._versions: dict[int, int] = {}
+        """Which versions of these shards must be elsewhere, too, before that is settled."""
+        self._kept: tuple[int, Parcel] | None = None
+
+    # The learner's thread.
+
+    def start(self) -> None:
+        """Spawns the agent."""
+        self.fabric.port(PORT, members=True)
+        for name in (PULLED, SHOWN, FINAL):
+            self.fabric.port(name)
+        self.fabric.spawn("agent", self._run)
+
+    def enter(self, deal: Deal | None) -> bool:
+        """Begins with the model of one that is in already."""
+        self._entered = enter_drawn(self.client, self._receive_state, lambda: 0)
+        if self._entered:
+            self._model = self.replica.parameters()
+            self.fabric.post(PORT, {"kind": "entered"})
+        return self._entered
+
+    def _check_bound(self) -> None:
+        learners = len(self.fabric.members().addresses())
+        least = self._settings.staleness(learners)
+        if 0 < self._settings.bound < least:
+            raise UserError(
+                f"a staleness bound of {self._settings.bound} would drop every push: with "
+                f"{learners} learners it is about {least}; give at least that, or 0 for none"
+            )
+
+    def after_backward(self, agreement: int, work: Work, *, accumulate: bool) -> None:
+        """Counts the examples of the gradients."""
+        self._examples += work.examples
+
+    def before_update(self) -> bool:
+        """Takes the gradients; the step is the shards'."""
+        gradient, examples = self.replica.gradient(), self._examples
+        self._examples = 0
+        if self._gradient is None:
+            self._gradient, self._weight = gradient, examples
+        else:
+            total = max(self._weight + examples, 1)
+            self._gradient.scale(self._weight / total)
+            self._gradient.add(gradient, examples / total)
+            self._weight += examples
+        self._minibatches += 1
+        return False
+
+    def after_update(self) -> None:
+        """Takes over what was pulled, and pushes when it is time."""
+        if self._under_way:
+            self._pull(wait=False)
+        if self._minibatches >= self._settings.push_every and not self._under_way:
+            self._begin_push()
+            if not self._settings.overlap:
+                self._pull(wait=True)
+
+    def flush(self) -> None:
+        """Pushes what there is, and waits until it is applied."""
+        if self._under_way:
+            self._pull(wait=True)
+        if self._minibatches:
+            self._begin_push()
+            self._pull(wait=True)
+        self.fabric.post(PORT, {"kind": "drain"})
+
+    def _begin_push(self) -> None:
+        if self.rounds == 0:
+            self._check_bound()  # All who are expected are here: work is given out after that.
+        push = Push(
+            number=0,
+            gradient=self._gradient,
+            work=self.replica.take_work(),
+            rates=self.replica.learning_rates(),
+            progress=self.replica.progress(),
+            version=self._holding.copies[0].version,
+            missing=set(range(self._settings.shards)),
+            decided=not self._settings.bound,
+        )
+        self._gradient, self._weight, self._minibatches = None, 0, 0
+        self._under_way = True
+        self._next = push
+        self.fabric.post(PORT, {"kind": "push"})
+
+    def _pull(self, *, wait: bool) -> None:
+        began = self.fabric.now()
+        try:
+            self.fabric.receive(PULLED, timeout=None if wait else 0.0)
+        except TimedOut:
+            return
+        if wait:
+            self.wait_s += self.fabric.now() - began
+        self._under_way = False
+        self.replica.replace(self._holding.model)
+
+    def finish(self, leader: Address | None) -> None:
+        """The leader collects the shards' model when all are done; they stay until it has."""
+        if not self._entered:
+            return
+        while self._final is None:
+            me = self.fabric.address
+            members = self.fabric.members().addresses()
+            leader = leader if leader in members else min(members)
+            if leader == me:
+                others = [member for member in members if member != me]
+                for member in others:
+                    try:
+                        self.fabric.receive(FINAL, member)
+                    except Gone:
+                        continue
+                self._final = self._collect()
+                for member in others:
+                    self._tell(member, FINAL, {}, self._final)
+                break
+            try:
+                self.fabric.send(leader, FINAL, {})
+                message = self.fabric.receive(FINAL, leader)
+            except Gone:
+                leader = None
+                continue
+            assert message.vector is not None
+            self._final = message.vector.copy()
+            message.release()
+        self.replica.replace(self._final)
+
+    def consensus(self) -> Vector | None:
+        """What the shards hand out: their parameters, or the running mean of them."""
+        if not self._entered:
+            return None
+        whole = self.replica.export(optimizer=False).vectors["parameters"]
+        shown = self._collect() if self._final is None else self._final
+        whole.slice(0, len(shown)).assign(shown)
+        return whole
+
+    def _collect(self) -> Vector:
+        """All shards as their holders show them."""
+        model = self._holding.model.copy()
+        count, missing = self._settings.shards, set(range(self._settings.shards))
+        while missing:
+            view = self.fabric.members()
+            for run, who in runs(missing, count, view.addresses()).items():
+                body = {"kind": "show", "run": list(run), "view": view.version, "reply": SHOWN}
+                body.update(number=0, version=0, bound=0)
+                if not self._tell(who, PORT, body):
+                    continue
+                try:
+                    message = self.fabric.receive(SHOWN, who)
+                except Gone:
+                    continue
+                if message.vector is not None:
+                    low = len(model) * run[0] // count
+                    high = len(model) * run[1] // count
+                    model.slice(low, high).assign(message.vector)
+                    missing -= set(range(*run))
+                message.release()
+        return model
+
+    def restore(self, parcel: Parcel) -> None:
+        """The shards that this learner held, from a checkpoint."""
+        self.rounds = parcel.plain["rounds"]
+        self._number = parcel.plain["number"]
+        self._holding.load(parcel)
+
+    def take_checkpoint(self) -> tuple[int, Parcel] | None:
+        """What the coordinator asked to keep."""
+        kept, self._kept = self._kept, None
+        return kept
+
+    def _receive_state(self, sponsor: Address) -> None:
+        self.replica.take_over(receive_parcel(self.fabric, sponsor))
+        parcel = receive_parcel(self.fabric, sponsor)
+        self._holding.copies = [Copy(*copy) for copy in parcel.plain["copies"]]
+
+    # The agent.
+
+    def _run(self) -> None:
+        while True:
+            self._handle(self.fabric.receive(PORT))
+            if self._in:
+                while self._to_welcome:
+                    self._welcome(self._to_welcome.pop())
+                self._close()
+                self._settle()
+
+    def _handle(self, message: Message) -> None:
+        kind = message.body["kind"]
+        if kind in ("piece", "show"):
+            self._holding.serve(message)
+        elif kind == "copies wanted":
+            self._holding.give_copies(message)
+        elif kind == "copies":
+            self._holding.take_copies(message)
+        elif kind in ("pulled", "moved", "dropped"):
+            self._on_reply(message)
+        elif kind == "members":
+            self._on_members(message)
+        elif kind == "push":
+            self._start()
+        elif kind == "backup":
+            self._holding.take_backup(message)
+        elif kind == "entered":
+            self._holding.begin(self._model)
+            self._in = True
+        elif kind == "welcome":
+            self._to_welcome.append(Address.parse(message.body["to"]))
+        elif kind == "drain":
+            self._draining = True
+        elif kind == "cut":
+            self._cutting = message.body["agreement"]
+            self._cut_if_quiet()
+        elif kind == "go on":
+            self._go_on(message.body["keep"])
+
+    def _start(self) -> None:
+        """Begins a push, unless one is under way, or all hold back for a checkpoint."""
+        if self._push is None and self._next is not None and self._cutting is None:
+            self._push, self._next = self._next, None
+            self._draining = False
+            if self._push.gradient is not None:
+                self._number += 1
+                self._push.number = self._number
+            self._began = self.fabric.now()
+            self._send_pieces()
+
+    def _send_pieces(self) -> None:
+        """Sends what is missing and not on its way."""
+        push = self._push
+        if push is None:
+            return
+        view = self.fabric.members()
+        on_its_way = {s for run in push.sent for s in range(*run)}
+        wanted = push.missing - on_its_way
+        if not push.decided:
+            wanted &= {0}
+            if 0 in push.missing - on_its_way:
+                first = runs(push.missing, self._settings.shards, view.addresses())
+                wanted = next(set(range(*run)) for run in first if run[0] == 0)
+        model = len(self._holding.model)
+        for run, who in runs(wanted, self._settings.shards, view.addresses()).items():
+            body: dict[str, Any] = {
+                "kind": "piece",
+                "run": list(run),
+                "view": view.version,
+                "reply": PORT,
+                "number": push.number,
+                "version": push.version,
+                "rates": push.rates,
+                "progress": push.progress,
+                "note": self._note(push),
+                "bound": 0 if push.decided else self._settings.bound,
+                "passed": self._passed,
+            }
+            low, high = (model * edge // self._settings.shards for edge in run)
+            piece = None if push.gradient is None else push.gradient.slice(low, high)
+            if self._tell(who, PORT, body, piece):
+                push.sent[run] = who
+
+    def _on_reply(self, message: Message) -> None:
+        push, body = self._push, message.body
+        run: Run = (body["run"][0], body["run"][1])
+        current = push is not None and body["number"] == push.number
+        if push is None or not current or push.sent.get(run) != message.sender:
+            message.release()  # Of an earlier push, or of one who was asked before it moved.
+            return
+        del push.sent[run]
+        if body["kind"] == "pulled":
+            self._holding.take(message)
+            push.missing -= set(range(*run))
+            push.decided = True
+            if run[0] == 0:
+                push.stale = body["stale"]
+        message.release()
+        if body["kind"] == "dropped":
+            self._on_dropped(push, body["stale"])
+        elif body["kind"] == "pulled":
+            self._send_pieces()
+        if not push.missing:
+            self._complete(push)
+
+    def _complete(self, push: Push) -> None:
+        self._push = None
+        if push.gradient is not None:
+            self._late = 0
+            self.rounds += 1
+            self._unsettled.add(push.work)
+            self._unsettled_pushes += 1
+            self._versions = self._holding.versions()
+            self.replica.event(
+                "round",
+                round=self.rounds - 1,
+                time_s=self.fabric.now() - self._began,
+                bytes=push.gradient.nbytes,
+                staleness=push.stale,
+                weight=push.work.examples,
+            )
+        self.fabric.post(PULLED, {})
+        self._cut_if_quiet()
+
+    def _on_dropped(self, push: Push, stale: int) -> None:
+        """Its work goes back; what follows is only a pull."""
+        self._late += 1
+        self.client.tell("return", ranges=push.work.note())
+        self.replica.record(dropped=push.work.note())
+        late = self._late if self._late % LATE == 0 else 0
+        self.replica.event("dropped", staleness=stale, bound=self._settings.bound, in_a_row=late)
+        push.gradient, push.work, push.number, push.decided = None, Work(), 0, True
+        push.missing, push.sent = set(range(self._settings.shards)), {}
+        self._send_pieces()
+
+    def _on_members(self, message: Message) -> None:
+        self._unclosed += message.body["gone"]
+        self._holding.change_view()
+        self._holding.retry()
+        if self._push is not None:
+            members = self.fabric.members().addresses()
+            placed = runs(range(self._settings.shards), self._settings.shards, members)
+            holders = {s: who for run, who in placed.items() for s in range(*run)}
+            self._push.sent = {
+                run: who
+                for run, who in self._push.sent.items()
+                if all(holders[s] == who for s in range(*run))
+            }
+            self._send_pieces()
+
+    def _close(self) -> None:
+        """Tells of the last work of those who are gone that is in the model as this one knows it.
+
+        Who is to hold more shards waits until it has the newest of them.
+        """
+        while self._holding.complete and self._unclosed:
+            gone = self._unclosed.pop()
+            note = self._holding.forget(gone)
+            if note:
+                self._tell_settled(gone, note)
+            self.client.tell("closed", gone=gone)
+
+    def _settle(self) -> None:
+        """Tells of work that would survive this member."""
+        if not self._unsettled.ranges:
+            return
+        if self._unsettled_pushes > 1 or (self._draining and self._push is None):
+            self._holding.back_up(self._versions)
+        if self._holding.survives(self._versions):
+            self._tell_settled(str(self.fabric.address), self._unsettled.note())
+            self._unsettled, self._unsettled_pushes = Work(), 0
+
+    def _note(self, push: Push) -> list[list[int]]:
+        """This learner's work that the coordinator may not know to be settled."""
+        self._told = [(n, note) for n, note in self._told if self.client.is_pending(n)]
+        told = [positions for _, note in self._told for positions in note]
+        return push.work.note() + self._unsettled.note() + told
+
+    def _tell_settled(self, owner: str, note: list[list[int]]) -> None:
+        sequence = self.client.tell("settle", notes={owner: note})
+        if owner == str(self.fabric.address):
+            self._told.append((sequence, note))
+        self.replica.record(notes={owner: note})
+
+    def _welcome(self, newcomer: Address) -> None:
+        copies = [copy.to_body() for copy in self._holding.copies]
+        parcel = self.replica.export(optimizer=False)
+        parameters = parcel.vectors["parameters"]
+        parameters.slice(0, len(self._holding.model)).assign(self._holding.model)
+        try:
+            send_parcel(self.fabric, newcomer, parcel)
+            send_parcel(self.fabric, newcomer, Parcel({"copies": copies}))
+        except Gone:
+            return
+
+    # Checkpoints: all shards of one instant, in which no push is under way.
+
+    def _holds_back(self, message: Message) -> bool:
+        """A push of one who has passed a checkpoint that this member has still to write."""
+        if self._cutting is None or message.body["kind"] != "piece":
+            return False
+        return bool(message.body["passed"] >= self._cutting)
+
+    def _cut_if_quiet(self) -> None:
+        if self._cutting is not None:
+            if self._push is None:
+                self.client.tell("cut", agreement=self._cutting, ranges=[])
+        else:
+            self._start()
+
+    def _go_on(self, keep: int | None) -> None:
+        if self._cutting is None:
+            return
+        if keep == self._cutting:
+            parcel = self._holding.export()
+            parcel.plain["rounds"], parcel.plain["number"] = self.rounds, self._number
+            self._kept = (keep, parcel)
+        self._passed, self._cutting = self._cutting, None
+        self._holding.retry()
+        self._start()
+
+    def _tell(
+        self, to: Address, port: str, body: dict[str, Any], vector: Vector | None = None
+    ) -> bool:
+        try:
+            self.fabric.send(to, port, body, vector)
+        except Gone:
+            return False
+        return True
