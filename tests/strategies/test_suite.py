@@ -8,6 +8,7 @@ import pytest
 
 from unisono.strategies import (
     AllReduce,
+    AveragedServer,
     Averaging,
     BlockMomentum,
     DelayByOne,
@@ -15,6 +16,7 @@ from unisono.strategies import (
     GossipFixed,
     GossipRandom,
     Nesterov,
+    Server,
     SlowMo,
     Solo,
 )
@@ -27,6 +29,10 @@ PLAIN = Promises()
 MOMENTUM = Promises(plain=False, keeps_mean=False, follows=False)
 LOOKING_AHEAD = Promises(plain=False, keeps_mean=False, follows=False, ends_equal=False)
 PAIRS = Promises(pairs=True, loses_after=2)
+ONE_SHARD = Promises(keeps_mean=False, mixes=False, loses_after=2)
+OVERLAPPING = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
+AVERAGED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=0)
+SHARDED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=1)
 
 STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "allreduce": (AllReduce, PLAIN, 120),
@@ -48,6 +54,12 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "delay-by-one": (DelayByOne, PLAIN, 60),
     "gossip-fixed": (lambda: GossipFixed(every=8), PAIRS, 120),
     "gossip-random": (lambda: GossipRandom(every=4), PAIRS, 120),
+    "server-waiting": (lambda: Server(push_every=1, overlap=False, shards=1), ONE_SHARD, 120),
+    "server": (lambda: Server(push_every=2, shards=1), OVERLAPPING, 120),
+    "server-sharded": (lambda: Server(push_every=1, shards=3), SHARDED, 90),
+    "server-bound": (lambda: Server(push_every=1, shards=2, bound=11), SHARDED, 60),
+    "server-warm": (lambda: Server(push_every=1, shards=2, warm_start=0.3), SHARDED, 60),
+    "averaged-server": (lambda: AveragedServer(push_every=1, shards=2), AVERAGED, 60),
 }
 LONG = 500
 """Schedules in one long test; there are four of them a strategy."""

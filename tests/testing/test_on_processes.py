@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from unisono.strategies import AllReduce, Averaging, DelayByOne, Division, GossipFixed, GossipRandom
+from unisono.strategies import (
+    AllReduce,
+    Averaging,
+    DelayByOne,
+    Division,
+    GossipFixed,
+    GossipRandom,
+    Server,
+)
 from unisono.testing import laws
 from unisono.testing.losses import Marks
 from unisono.testing.process_cluster import ProcessCluster
@@ -19,15 +27,22 @@ STRATEGIES = {
     "gossip-fixed": GossipFixed(every=8),
     "gossip-random": GossipRandom(every=8),
     "delay": DelayByOne(),
+    "server": Server(push_every=2, shards=2),
+    "server-waiting": Server(push_every=1, overlap=False, shards=1),
 }
+LOSES_AFTER = {"gossip-fixed": 2, "gossip-random": 2, "server": 1, "server-waiting": 2}
+"""Deaths from which on work may be lost with the dead."""
+PLAIN = [name for name in STRATEGIES if name != "server"]
+"""Those with which one learner is solo."""
+MIXING = [name for name in STRATEGIES if not name.startswith("server")]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_one_process_is_solo(name: str) -> None:
     check_alone(lambda: STRATEGIES[name], on=ProcessCluster)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", MIXING)
 def test_processes_keep_the_mean(name: str) -> None:
     promises = Promises(pairs=name.startswith("gossip"))
     check_mean(lambda: STRATEGIES[name], on=ProcessCluster, promises=promises)

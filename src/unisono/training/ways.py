@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.strategies import AllReduce, Averaging, Division, Solo
+from unisono.strategies import (
+    AllReduce,
+    AveragedServer,
+    Averaging,
+    DelayByOne,
+    Division,
+    GossipFixed,
+    GossipRandom,
+    Server,
+    Solo,
+)
 from unisono.strategies.base import Strategy
 
 
@@ -31,4 +41,9 @@ WAYS = [
     Way("allreduce", AllReduce()),
     Way("averaging", Averaging()),
     Way("averaging-drawn", Averaging(division=Division.DRAWN)),
+    Way("server", Server()),
+    Way("averaged-server", AveragedServer()),
+    Way("gossip-fixed", GossipFixed()),
+    Way("gossip-random", GossipRandom()),
+    Way("delay-by-one", DelayByOne()),
 ]
