@@ -16,11 +16,13 @@ from unisono.fabric import Vector
 from unisono.fabric.kernel import Stuck
 from unisono.strategies import (
     AllReduce,
+    AveragedServer,
     Averaging,
     DelayByOne,
     Division,
     GossipFixed,
     GossipRandom,
+    Server,
     Solo,
 )
 from unisono.strategies.agreement import Contribution
