@@ -43,6 +43,10 @@ class Storage(Protocol):
         """The gradients as a vector."""
         ...
 
+    def add_gradient(self, total: Any, factor: float) -> None:
+        """Adds the gradients, times a factor, to a vector."""
+        ...
+
     def read_parameters(self) -> Any:
         """The parameters, without buffers, as a vector."""
         ...
@@ -176,6 +180,10 @@ class LearnerReplica:
         vector: Vector = self._storage.read_gradient()
         return vector
 
+    def add_gradient(self, total: Vector, factor: float) -> None:
+        """Adds the gradients, times a factor, to a vector."""
+        self._storage.add_gradient(total, factor)
+
     def set_gradient(self, value: Vector) -> None:
         """Sets the gradients."""
         self._storage.write_gradient(value)
@@ -213,6 +221,11 @@ class LearnerReplica:
                 # Not the other way round: a snapshot may still be reading what was pending.
                 delta.add(self._pending)
             self._pending, self._pending_is_read = delta, False
+
+    def recycle(self, vector: Vector) -> None:
+        """The next that is needed may be this one."""
+        with self._lock:
+            self._storage.recycle(vector)
 
     def learning_rate(self) -> float:
         """The first group's current rate."""

@@ -118,6 +118,16 @@ class ModelStorage:
         self._out(vector, [grad.detach() for grad in grads])()
         return vector
 
+    def add_gradient(self, total: TensorVector, factor: float) -> None:
+        """Adds the gradients, times a factor, to a vector; a missing one adds nothing."""
+        parameters = self.parameters
+        pairs = zip(parameters, _views(total, parameters), strict=True)
+        there = [(view, p.grad) for p, view in pairs if p.grad is not None]
+        views, grads = [view for view, _ in there], [grad.detach() for _, grad in there]
+        if views:
+            near = [grad.to(views[0].device, views[0].dtype) for grad in grads]
+            torch._foreach_add_(views, near, alpha=factor)
+
     def read_parameters(self) -> TensorVector:
         """The parameters, without buffers, as a vector."""
         parameters = self.parameters

@@ -134,6 +134,14 @@ class Replica(Protocol):
         """A copy of the gradients; own thread, after backward."""
         ...
 
+    def add_gradient(self, total: Vector, factor: float) -> None:
+        """``total = total + factor * gradients``; own thread, after backward."""
+        ...
+
+    def recycle(self, vector: Vector) -> None:
+        """Gives back a vector of the replica's that nobody uses any more; any thread."""
+        ...
+
     def set_gradient(self, value: Vector) -> None:
         """Sets the gradients that the optimizer will step with; own thread."""
         ...

@@ -46,7 +46,7 @@ class RandomRing(ExchangingParticipant):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gossip:
-    every: int = 8192
+    every: int = 16384
     """Examples a learner trains between two exchanges that it begins (whole minibatches)."""
 
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"

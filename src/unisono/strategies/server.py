@@ -22,8 +22,8 @@ class Server:
     """Staleness beyond which a push is dropped; 0: none is."""
     warm_start: float = 0.0
     """Share of all minibatches, at the start, that one learner trains by itself."""
-    shards: int = 16
-    """Pieces of the model; each learner holds as many as any other."""
+    shards: int = 4
+    """Pieces of the model; so many learners hold one each. A push is a message to each of them."""
 
     name: ClassVar[str] = "server"
     shares: ClassVar[str] = "gradients and parameters; buffers stay each learner's own"

@@ -103,7 +103,8 @@ class ServerParticipant(Participant):
         # The learner's thread.
         self._entered = False
         self._gradient: Vector | None = None
-        self._weight = 0
+        self._first_weight = self._weight = 0
+        """Examples of the first of the gradients, and of all."""
         self._examples = 0
         self._minibatches = 0
         self._under_way = False
@@ -159,15 +160,13 @@ class ServerParticipant(Participant):
 
     def before_update(self) -> bool:
         """Takes the gradients; the step is the shards'."""
-        gradient, examples = self.replica.gradient(), self._examples
-        self._examples = 0
         if self._gradient is None:
-            self._gradient, self._weight = gradient, examples
+            self._gradient, self._first_weight = self.replica.gradient(), max(self._examples, 1)
+            self._weight = self._first_weight
         else:
-            total = max(self._weight + examples, 1)
-            self._gradient.scale(self._weight / total)
-            self._gradient.add(gradient, examples / total)
-            self._weight += examples
+            self.replica.add_gradient(self._gradient, self._examples / self._first_weight)
+            self._weight += self._examples
+        self._examples = 0
         self._minibatches += 1
         return False
 
@@ -192,6 +191,9 @@ class ServerParticipant(Participant):
     def _begin_push(self) -> None:
         if self.rounds == 0:
             self._check_bound()  # All who are expected are here: work is given out after that.
+        assert self._gradient is not None
+        if self._minibatches > 1:
+            self._gradient.scale(self._first_weight / self._weight)
         push = Push(
             number=0,
             gradient=self._gradient,
@@ -407,6 +409,7 @@ class ServerParticipant(Participant):
         if push.gradient is not None:
             self._late = 0
             self.rounds += 1
+            self.replica.recycle(push.gradient)
             self._unsettled.add(push.work)
             self._unsettled_pushes += 1
             self._versions = self._holding.versions()
@@ -414,7 +417,7 @@ class ServerParticipant(Participant):
                 "round",
                 round=self.rounds - 1,
                 time_s=self.fabric.now() - self._began,
-                bytes=push.gradient.nbytes,
+                bytes=2 * push.gradient.nbytes,
                 staleness=push.stale,
                 weight=push.work.examples,
             )

@@ -67,6 +67,10 @@ class ToyStorage:
         """A copy of the gradient."""
         return self.gradient.copy()
 
+    def add_gradient(self, total: TensorVector, factor: float) -> None:
+        """Adds the gradient, times a factor."""
+        total.add(self.gradient, factor)
+
     def read_parameters(self) -> TensorVector:
         """A copy of the parameters."""
         return self.vector.copy()
