@@ -93,8 +93,35 @@ class Rate(Table):
     scaled: bool = Field(
         default=True, description="multiply by what the strategy's rule says for so many learners"
     )
-    momentum: Share = Field(default=0.9, description="momentum of SGD")
+    momentum: Share = Field(default=0.9, description="momentum of sgd and ng-sgd")
     weight_decay: Amount = Field(default=0.0, description="weight decay")
+
+
+class NaturalGradient(Table):
+    """`[natural_gradient]`: what ng-sgd learns of the Fisher matrix, and how far a step may go."""
+
+    rank_in: Positive = Field(
+        default=20, description="directions held one by one of a layer's inputs"
+    )
+    rank_out: Positive = Field(
+        default=80, description="directions held one by one of a layer's output derivatives"
+    )
+    update_period: Positive = Field(
+        default=4, description="minibatches from one update of the estimates to the next"
+    )
+    num_samples_history: float = Field(
+        default=2000.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="rows over which the estimates remember",
+    )
+    alpha: Amount = Field(
+        default=4.0, description="smoothing of the Fisher matrix; the larger, the more like SGD"
+    )
+    max_change: Amount = Field(default=0.75, description="longest step of one layer; 0: any")
+    max_change_total: Amount = Field(
+        default=2.0, description="longest step of all layers together; 0: any"
+    )
 
 
 class Validation(Table):
@@ -149,6 +176,7 @@ class Config(Table):
     prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
     network: Network = Network()
     rate: Rate = Rate()
+    natural_gradient: NaturalGradient = NaturalGradient()
     agreement: dict[str, Option] = Field(
         default={}, description="options of the chosen strategy, checked by the strategy"
     )

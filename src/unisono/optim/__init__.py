@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from unisono.optim.natural_gradient import OnlineNaturalGradient
+from unisono.optim.ng_sgd import NaturalGradientSGD, Reduction
 
-__all__ = ["OnlineNaturalGradient"]
+__all__ = ["NaturalGradientSGD", "OnlineNaturalGradient", "Reduction"]

@@ -20,6 +20,7 @@ from unisono.events import UserError
 from unisono.learner.learner import Learner
 from unisono.learner.site import LEARNER
 from unisono.models import build
+from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.strategies.registry import make
 from unisono.training.launch import ABANDONED
@@ -40,14 +41,15 @@ def choose_device(config: Config, number: int) -> torch.device:
 def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """The optimizer that the configuration names."""
     decay = config.rate.weight_decay
-    if config.optimizer is OptimizerChoice.SGD:
-        momentum = config.rate.momentum
-        return torch.optim.SGD(
-            model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
-        )
     if config.optimizer is OptimizerChoice.ADAMW:
         return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
-    raise UserError("optimizer ng-sgd is not there yet; choose sgd or adamw")
+    momentum = config.rate.momentum
+    if config.optimizer is OptimizerChoice.NG_SGD:
+        options = config.natural_gradient.model_dump()
+        return NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
+    return torch.optim.SGD(
+        model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
+    )
 
 
 def first_rate(config: Config, learners: int) -> float:
@@ -102,7 +104,7 @@ class Worker:
             log=self._run.log(int(os.environ.get(LEARNER, "0"))),
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
-            self._announce(learner)
+            self._announce(learner, optimizer)
             for x, y in learner.draw(self._train, config.epochs, config.minibatch):
                 for group in optimizer.param_groups:
                     group["lr"] = self._rate * config.rate.end**learner.progress
@@ -125,10 +127,14 @@ class Worker:
         free, _ = torch.cuda.mem_get_info(self._device)
         return bool(needed * self._config.learner_range[1] < free // 4)
 
-    def _announce(self, learner: Learner) -> None:
-        if learner.number == 0:
-            for line in [*learner.describe(), f"rate      {self._rate:g} at the start"]:
-                print(line, flush=True)
+    def _announce(self, learner: Learner, optimizer: torch.optim.Optimizer) -> None:
+        if learner.number != 0:
+            return
+        lines = [*learner.describe(), f"rate      {self._rate:g} at the start"]
+        if isinstance(optimizer, NaturalGradientSGD):
+            lines += [f"ng-sgd    {line}" for line in optimizer.describe()]
+        for line in lines:
+            print(line, flush=True)
 
     def _validate(self, learner: Learner) -> Score:
         assert self._heldout is not None
