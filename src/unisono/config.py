@@ -73,11 +73,33 @@ class Network(Table):
         default=[512, 512, 512], description="units of each hidden layer"
     )
     context: Count = Field(
-        default=5, description="frames on each side of the one that is classified"
+        default=5, description="dnn: frames on each side of the one that is classified"
     )
     dropout: Share = Field(default=0.0, description="share of hidden units dropped in training")
     batch_norm: bool = Field(
-        default=False, description="normalise each hidden layer over the minibatch"
+        default=False, description="dnn, tdnn: normalise each hidden layer over the minibatch"
+    )
+    chunk: Positive = Field(
+        default=32, description="tdnn, lstm, blstm: frames in a row that are classified together"
+    )
+    steps: Annotated[list[Positive], Field(min_length=1)] = Field(
+        default=[1, 2, 3],
+        description="tdnn: frames to a layer's neighbours each side; the last is repeated",
+    )
+    left: Count = Field(
+        default=40, description="lstm, blstm: frames before a chunk that prepare the state"
+    )
+    right: Count = Field(
+        default=40, description="blstm: frames behind a chunk, for the other direction"
+    )
+    delay: Count = Field(
+        default=5, description="lstm: frames heard after the one that is classified"
+    )
+    projection: Count = Field(
+        default=0, description="lstm: numbers that a layer hands on; 0: a quarter of its cells"
+    )
+    bottleneck: Count = Field(
+        default=256, description="blstm: numbers before the output layer; 0: no bottleneck"
     )
 
 
@@ -154,13 +176,13 @@ class Config(Table):
     cluster: str = Field(
         default="", description="Ray cluster: auto or an address; empty: this machine"
     )
-    model: str = Field(default="dnn", description="the kind of network")
+    model: str = Field(default="dnn", description="the network: dnn, tdnn, lstm or blstm")
     optimizer: OptimizerChoice = Field(
         default=OptimizerChoice.SGD, strict=False, description="the optimizer of each learner"
     )
     epochs: Positive = Field(default=3, description="passes over the training frames")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of parameters and order of data")
-    minibatch: Positive = Field(default=256, description="examples a step of one learner")
+    minibatch: Positive = Field(default=256, description="frames a step of one learner")
     threads: Count = Field(
         default=0, description="cores a learner; 0: cores // learners, at least 1"
     )

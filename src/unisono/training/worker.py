@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from unisono.config import Config, DeviceChoice, OptimizerChoice
 from unisono.coordinator.client import Abandoned
-from unisono.data import FrameSource, Part, Prep
+from unisono.data import ChunkSource, FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.learner.learner import Learner
 from unisono.learner.site import LEARNER
@@ -24,6 +24,7 @@ from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.strategies.registry import make
 from unisono.training.launch import ABANDONED
+from unisono.training.shapes import examples_in, shape_of, source_of, strategy_of
 from unisono.training.validation import Score, score
 
 
@@ -70,18 +71,11 @@ class Worker:
         torch.set_num_threads(self._config.threads_per_learner(os.cpu_count() or 1))
         self._device = choose_device(self._config, 0)
         self._prep = Prep.open(Path(self._config.prep))
-        self._train = self._source(Part.TRAIN)
-        self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
-        network = self._config.network
-        self._shape = {
-            "inputs": self._train.dimension,
-            "outputs": self._prep.header.states,
-            "hidden": network.hidden,
-            "dropout": network.dropout,
-            "batch_norm": network.batch_norm,
-        }
+        self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
         self._model = model.to(self._device)
+        self._train = self._source(Part.TRAIN)
+        self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
         torch.manual_seed(self._config.seed)
         self._rate = first_rate(self._config, learners)
 
@@ -89,8 +83,9 @@ class Worker:
         """Trains to the end; the learner that leads writes the model."""
         config = self._config
         optimizer = make_optimizer(config, self._model, self._rate)
-        strategy = make(config.strategy_name, config.agreement)
-        every = config.validation.every or len(self._train)
+        strategy = strategy_of(config)
+        every = examples_in(config, config.validation.every) or len(self._train)
+        minibatch = examples_in(config, config.minibatch)
         with Learner(
             self._model,
             optimizer,
@@ -98,26 +93,27 @@ class Worker:
             seed=config.seed,
             prefetch=config.prefetch,
             checkpoints=self._run.checkpoints,
-            checkpoint_every=config.checkpoint.every,
+            checkpoint_every=examples_in(config, config.checkpoint.every),
             keep=config.checkpoint.keep,
             resume=self._resume,
             log=self._run.log(int(os.environ.get(LEARNER, "0"))),
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
-            for x, y in learner.draw(self._train, config.epochs, config.minibatch):
+            for x, y in learner.draw(self._train, config.epochs, minibatch):
                 for group in optimizer.param_groups:
                     group["lr"] = self._rate * config.rate.end**learner.progress
                 x, y = x.to(self._device), y.to(self._device)
-                learner.step(functional.cross_entropy(self._model(x), y))
+                logits = self._model(x).flatten(0, -2)
+                learner.step(functional.cross_entropy(logits, y.flatten()))
                 due = learner.every(examples=every) and learner.progress < 1
                 if self._heldout is not None and due:
                     self._validate(learner)
             self._end(learner)
 
-    def _source(self, part: Part) -> FrameSource:
+    def _source(self, part: Part) -> FrameSource | ChunkSource:
         device = self._device if self._fits(part) else None
-        return FrameSource(self._prep, part, context=self._config.network.context, device=device)
+        return source_of(self._config, self._prep, part, self._model, device)
 
     def _fits(self, part: Part) -> bool:
         """Whether a part can stay on the GPU, beside those of the learners that share it."""
@@ -138,10 +134,10 @@ class Worker:
 
     def _validate(self, learner: Learner) -> Score:
         assert self._heldout is not None
-        frames = self._config.validation.examples
+        examples = examples_in(self._config, self._config.validation.examples)
         with learner.consensus() as model:
-            heldout = score(model, self._heldout, frames, self._device)
-            train = score(model, self._train, frames, self._device)
+            heldout = score(model, self._heldout, examples, self._device)
+            train = score(model, self._train, examples, self._device)
         seen = int(learner.progress * self._config.epochs * len(self._train))
         learner.event(
             "validation",
@@ -176,6 +172,7 @@ class Worker:
                 "model": self._config.model,
                 **self._shape,
                 "context": self._config.network.context,
+                "chunk": self._config.network.chunk,
                 "prep": self._prep.fingerprint,
             }
             write_atomically(self._run.model_description, json.dumps(description).encode())
