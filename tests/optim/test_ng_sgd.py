@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -343,6 +346,44 @@ def test_models_are_tapped_as_long_as_somebody_wants_it() -> None:
     del third
     gc.collect()
     assert is_plain(model)
+
+
+def test_a_pickled_model_comes_back_without_taps() -> None:
+    model, x = network(), minibatches(1)[0]
+    optimizer = NaturalGradientSGD(model, 0.1)
+    again = pickle.loads(pickle.dumps(model))
+    plain = network()
+    for one in (model, again, plain):
+        loss_of(one, x).backward()
+    pairs = zip(gradients(again), gradients(plain), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert optimizer.state_dict()["fisher"][0]["input"]["t"] == 1
+
+
+def test_ddp_finds_the_gradients_it_waits_for(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, bare = nn.parallel.DistributedDataParallel(network()), network()
+        pairs = [(m, NaturalGradientSGD(m, 0.1)) for m in (model, bare)]
+        for x in minibatches(12):
+            for one, optimizer in pairs:
+                loss_of(one, x).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        ends = zip(model.parameters(), bare.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in ends)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_attention_keeps_its_own_gradients_and_says_so() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    optimizer = NaturalGradientSGD(model, 0.1)
+    model(torch.randn(3, 5, 8)).square().mean().backward()
+    said = dict(line.split(": ", 1) for line in optimizer.describe())
+    assert said["linear1"] == "8 inputs, 16 outputs, ranks 4 and 8"
+    assert "attention" in said["self_attn.out_proj"]
+    assert len(optimizer.state_dict()["fisher"]) == 2
 
 
 def test_a_forward_that_fails_leaves_the_model_trainable() -> None:

@@ -16,6 +16,8 @@ def why_not(module: nn.Module) -> str:
         return "its kernel does not show the derivatives of its gates"
     if not isinstance(module, Affine):
         return "not a linear layer or a 1-d convolution"
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "attention uses its weight without it"
     if type(module).forward not in (nn.Linear.forward, nn.Conv1d.forward):
         return "it has a forward of its own"
     if not isinstance(module._parameters.get("weight"), nn.Parameter):

@@ -92,6 +92,10 @@ class Tap:
         """Hooks are copied with a model; they find that they are not the copy's."""
         return self
 
+    def __reduce__(self) -> tuple[Callable[[], Tap], tuple[()]]:
+        """Hooks are pickled with a model; they come back as those of a tap that has ended."""
+        return _ended, ()
+
     def _before(self, module: Affine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         make = self._make()
         if make is None:
@@ -129,6 +133,17 @@ class Tap:
         rows = self._inputs, self._derivatives
         self.forget()
         return rows
+
+
+class _Nobody:
+    """Whose tap has ended, since it is gone as soon as it is made."""
+
+    def make(self, weight: Tensor, inputs: list[Tensor], derivatives: list[Tensor]) -> Gradients:
+        raise NotImplementedError
+
+
+def _ended() -> Tap:
+    return Tap(torch.empty(0), None, _Nobody().make)
 
 
 class _Watch(torch.autograd.Function):
