@@ -17,10 +17,10 @@ derivatives D_g = outputs and rank 80. Over the six layers sum D_x = 5566 and su
     bytes                 rows in and out once: 8 N sum D = 60 MB            +1.5 % at 15 GB/s
     the bound of a step   one reading of the gradient, 35 MB                 +0.9 % at 15 GB/s
 
-So 1.09 is what the operations alone allow if these products run as fast as the large ones (they
-are thin, and run slower), and if each row is read and written once where seven passes are made:
-copy (with the column of ones, and N times the derivative of a mean), norm, product, update in
-place (a reading and a writing), norm, scale.
+So no less than 1.10 can be had if these products run as fast as the large ones. Rows are read and
+written once there, where seven passes are made: copy (with the column of ones, and N times the
+derivative of a mean), norm, product, update in place (a reading and a writing), norm, scale.
+docs/natural_gradient.md says where the rest goes.
 """
 
 from __future__ import annotations
