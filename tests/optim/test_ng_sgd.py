@@ -126,6 +126,16 @@ def test_estimates_see_sums_and_gradients_keep_the_units_of_the_loss(reduction: 
         optimizer.zero_grad()
 
 
+def test_the_default_serves_a_loss_that_sums_as_well() -> None:
+    told, untold = network(), network()
+    optimizers = [NaturalGradientSGD(told, 0.1, reduction="sum"), NaturalGradientSGD(untold, 0.1)]
+    for x in minibatches(15):
+        for model, optimizer in zip((told, untold), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(model, x, "sum").backward()
+        assert close(gradients(untold), gradients(told), 1e-5)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
 def test_alpha_to_infinity_is_sgd(dtype: torch.dtype, tolerance: float) -> None:
     natural, plain = network(dtype=dtype), network(dtype=dtype)

@@ -49,7 +49,8 @@ class NaturalGradientSGD(Optimizer):
     see N g, N the rows of that layer in this backward pass; `.grad` is nevertheless in the units
     of your own loss, and the learning rate means what it means for SGD. (Kaldi's rate is for
     sums: it is smaller by the minibatch.) N need not be exact, since all but the floor is
-    invariant to it.
+    invariant to it: a loss that sums is served as well, `reduction="sum"` only sees the floor
+    where Kaldi has it.
 
     **When.** `.grad` holds the natural gradient as soon as the backward pass is over. So
     clipping, GradScaler and strategies that replace `.grad` work on it as they do on any
@@ -139,6 +140,7 @@ class NaturalGradientSGD(Optimizer):
             "momentum": momentum,
             "weight_decay": weight_decay,
             "max_change": max_change,
+            "layer": "",
         }
         super().__init__(_groups(model), defaults)
         self._left_alone = self._tap(model)
