@@ -92,7 +92,7 @@ def test_three_learners_learn(name: str) -> None:
     simulated(loop, 3)
     assert len(ends) == 3
     assert all(torch.equal(end, ends[0]) for end in ends.values())
-    assert losses[0] < 0.5 * float(loss_of(network(), dataset().tensors))
+    assert losses[0] < 0.5 * loss_of(network(), dataset().tensors).item()
 
 
 def test_allreduce_steps_with_the_mean_of_the_natural_gradients() -> None:
@@ -194,4 +194,4 @@ def test_accumulation_and_a_scaler_in_a_learner() -> None:
 
     alone(loop)
     assert ran["skipped"] == 0
-    assert ran["loss"] < 0.7 * float(loss_of(network(), dataset().tensors))
+    assert ran["loss"] < 0.7 * loss_of(network(), dataset().tensors).item()
