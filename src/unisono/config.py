@@ -81,11 +81,33 @@ class Network(Table):
         default=[512, 512, 512], description="units of each hidden layer"
     )
     context: Count = Field(
-        default=5, description="frames on each side of the one that is classified"
+        default=5, description="dnn: frames on each side of the one that is classified"
     )
     dropout: Share = Field(default=0.0, description="share of hidden units dropped in training")
     batch_norm: bool = Field(
-        default=False, description="normalise each hidden layer over the minibatch"
+        default=False, description="dnn, tdnn: normalise each hidden layer over the minibatch"
+    )
+    chunk: Positive = Field(
+        default=32, description="tdnn, lstm, blstm: frames in a row that are classified together"
+    )
+    steps: Annotated[list[Positive], Field(min_length=1)] = Field(
+        default=[1, 2, 3],
+        description="tdnn: frames to a layer's neighbours each side; the last is repeated",
+    )
+    left: Count = Field(
+        default=40, description="lstm, blstm: frames before a chunk that prepare the state"
+    )
+    right: Count = Field(
+        default=40, description="blstm: frames behind a chunk, for the other direction"
+    )
+    delay: Count = Field(
+        default=5, description="lstm: frames heard after the one that is classified"
+    )
+    projection: Count = Field(
+        default=0, description="lstm: numbers that a layer hands on; 0: a quarter of its cells"
+    )
+    bottleneck: Count = Field(
+        default=256, description="blstm: numbers before the output layer; 0: no bottleneck"
     )
 
 
@@ -113,8 +135,35 @@ class Rate(Table):
     scaled: bool = Field(
         default=True, description="multiply by what the strategy's rule says for so many learners"
     )
-    momentum: Share = Field(default=0.9, description="momentum of SGD")
+    momentum: Share = Field(default=0.9, description="momentum of sgd and ng-sgd")
     weight_decay: Amount = Field(default=0.0, description="weight decay")
+
+
+class NaturalGradient(Table):
+    """`[natural_gradient]`: what ng-sgd learns of the Fisher matrix, and how far a step may go."""
+
+    rank_in: Positive = Field(
+        default=20, description="directions held one by one of a layer's inputs"
+    )
+    rank_out: Positive = Field(
+        default=80, description="directions held one by one of a layer's output derivatives"
+    )
+    update_period: Positive = Field(
+        default=4, description="minibatches from one update of the estimates to the next"
+    )
+    num_samples_history: float = Field(
+        default=2000.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="rows over which the estimates remember",
+    )
+    alpha: Amount = Field(
+        default=4.0, description="smoothing of the Fisher matrix; the larger, the more like SGD"
+    )
+    max_change: Amount = Field(default=0.75, description="longest step of one layer; 0: any")
+    max_change_total: Amount = Field(
+        default=2.0, description="longest step of all layers together; 0: any"
+    )
 
 
 class Validation(Table):
@@ -151,13 +200,13 @@ class Config(Table):
     cluster: str = Field(
         default="", description="Ray cluster: auto or an address; empty: this machine"
     )
-    model: str = Field(default="dnn", description="the kind of network")
+    model: str = Field(default="dnn", description="the network: dnn, tdnn, lstm or blstm")
     optimizer: OptimizerChoice = Field(
         default=OptimizerChoice.SGD, strict=False, description="the optimizer of each learner"
     )
     epochs: Positive = Field(default=3, description="passes over the training frames")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of parameters and order of data")
-    minibatch: Positive = Field(default=256, description="examples a step of one learner")
+    minibatch: Positive = Field(default=256, description="frames a step of one learner")
     threads: Count = Field(
         default=0, description="cores a learner; 0: cores // learners, at least 1"
     )
@@ -173,6 +222,7 @@ class Config(Table):
     prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
     network: Network = Network()
     rate: Rate = Rate()
+    natural_gradient: NaturalGradient = NaturalGradient()
     agreement: dict[str, Option] = Field(
         default={}, description="options of the chosen strategy, checked by the strategy"
     )

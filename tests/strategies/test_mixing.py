@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unisono.fabric import Message, Vector
-from unisono.fabric.kernel import Network
-from unisono.fabric.schedules import Seeded
+from unisono.fabric import Message
 from unisono.strategies import GossipFixed, GossipRandom
 from unisono.strategies.exchange import ExchangingParticipant
 from unisono.strategies.mixing import Mixing, complete, pair, ring
-from unisono.testing.ledger import Kind, Numbers, numbers
+from unisono.testing.ledger import Kind, Numbers
 from unisono.testing.losses import Throw
 from unisono.testing.simulated import ToyCluster
 
@@ -106,7 +104,9 @@ def exchanges_of(
     starts, ends = [], []
     for result in sorted(run.results, key=lambda r: r.address.number):
         entries = result.ledger.entries
-        thrown = next(e.vector for e in entries if e.kind is Kind.STEP and np.abs(e.vector).max() > 0)
+        thrown = next(
+            e.vector for e in entries if e.kind is Kind.STEP and np.abs(e.vector).max() > 0
+        )
         starts.append(thrown)
         ends.append([e.vector for e in entries if e.kind is Kind.SNAPSHOT][-1])
     return order, starts, ends

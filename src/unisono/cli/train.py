@@ -24,7 +24,9 @@ def train(
     ] = None,
     learners: Annotated[str | None, typer.Option(help="Learners.  [default: 1]")] = None,
     cluster: Annotated[str | None, typer.Option(help="A Ray cluster: auto or ADDRESS.")] = None,
-    model: Annotated[str | None, typer.Option(help="The network.  [default: dnn]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="dnn, tdnn, lstm or blstm.  [default: dnn]")
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="sgd, ng-sgd or adamw.  [default: sgd]")
     ] = None,

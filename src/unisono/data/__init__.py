@@ -1,7 +1,8 @@
-"""PREP, frames with their context, and frames made on the spot."""
+"""PREP, frames with their context, chunks of frames, and frames made on the spot."""
 
 from __future__ import annotations
 
+from unisono.data.chunks import UNLABELLED, ChunkSource
 from unisono.data.convert import convert_frames
 from unisono.data.corpus import Corpus
 from unisono.data.frames import FrameSource
@@ -11,6 +12,8 @@ from unisono.data.split import Part, halve, hold_out
 from unisono.data.synthetic import synthesise
 
 __all__ = [
+    "UNLABELLED",
+    "ChunkSource",
     "Corpus",
     "FrameSource",
     "Part",

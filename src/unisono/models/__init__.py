@@ -8,10 +8,12 @@ from torch import nn
 
 from unisono.events import UserError
 from unisono.models.dnn import DNN
+from unisono.models.lstm import BLSTM, LSTM
+from unisono.models.tdnn import TDNN
 
-__all__ = ["DNN", "MODELS", "build"]
+__all__ = ["BLSTM", "DNN", "LSTM", "MODELS", "TDNN", "build"]
 
-MODELS: dict[str, type[nn.Module]] = {"dnn": DNN}
+MODELS: dict[str, type[nn.Module]] = {"dnn": DNN, "tdnn": TDNN, "lstm": LSTM, "blstm": BLSTM}
 
 
 def build(name: str, **options: Any) -> nn.Module:

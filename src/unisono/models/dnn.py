@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from unisono.models.parts import linear
 
 
 class DNN(nn.Module):
@@ -54,29 +55,17 @@ class DNN(nn.Module):
         layers: list[nn.Module] = []
         width = inputs
         for units in hidden:
-            layers.append(_linear(width, units, 2.0 / width, generator, bias=not batch_norm))
+            layers.append(linear(width, units, 2.0 / width, generator, bias=not batch_norm))
             if batch_norm:
                 layers.append(nn.BatchNorm1d(units))
             layers.append(nn.ReLU())
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
             width = units
-        layers.append(_linear(width, outputs, 1.0 / width, generator, bias=True))
+        layers.append(linear(width, outputs, 1.0 / width, generator))
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps windows (N x inputs) to logits (N x outputs)."""
         logits: Tensor = self.layers(x)
         return logits
-
-
-def _linear(
-    inputs: int, outputs: int, variance: float, generator: torch.Generator, *, bias: bool
-) -> nn.Linear:
-    """Makes a linear layer without a draw from the global generator."""
-    layer = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")
-    with torch.no_grad():
-        layer.weight.normal_(0.0, math.sqrt(variance), generator=generator)
-        if bias:
-            layer.bias.zero_()
-    return layer

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from unisono.optim.natural_gradient import OnlineNaturalGradient
+from unisono.optim.ng_sgd import NaturalGradientSGD, Reduction
 from unisono.optim.schedules import Constant, Exponential, Schedule, WarmUp
 
-__all__ = ["Constant", "Exponential", "OnlineNaturalGradient", "Schedule", "WarmUp"]
+__all__ = [
+    "Constant",
+    "Exponential",
+    "NaturalGradientSGD",
+    "OnlineNaturalGradient",
+    "Reduction",
+    "Schedule",
+    "WarmUp",
+]

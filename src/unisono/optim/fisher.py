@@ -27,9 +27,9 @@ class FisherEstimate:
 
     T is D x D and is never formed. One step of subspace iteration is enough, since the old
     basis was good a minibatch ago: multiply it by T, and make the product orthonormal again.
-    With h = basis x' (rank x N, known already from the preconditioning)
+    With h = x basis' (N x rank, known already from the preconditioning)
 
-        y = basis T = (eta/N) h x + (1 - eta) diag(d + rho) basis        rank x D
+        y = basis T = (eta/N) h'x + (1 - eta) diag(d + rho) basis        rank x D
         z = y y'    = u diag(c) u'                                       rank x rank
         s = sqrt(c),    basis_new = diag(1/s) u'y
 
@@ -107,7 +107,7 @@ class FisherEstimate:
 
         Args:
             x: The minibatch, N x D, like the basis.
-            h: basis x', rank x N.
+            h: x basis', N x rank.
             norm: sqrt(tr(xx')), float64, without dimensions.
             eta: Weight of this minibatch.
         """
@@ -129,7 +129,7 @@ class FisherEstimate:
         """Return the estimate after a minibatch of finite rows, by the slow and accurate road."""
         x = x.double()
         before = self.to(x)
-        y = before._iterated(x, before.basis @ x.T, eta)
+        y = before._iterated(x, x @ before.basis.T, eta)
         columns, triangle = torch.linalg.qr(y.T)
         _, s, turn = torch.linalg.svd(triangle.T.cpu())
         basis = turn.to(y.device) @ columns.T
@@ -138,7 +138,7 @@ class FisherEstimate:
     def _iterated(self, x: Tensor, h: Tensor, eta: float) -> Tensor:
         """Return y = basis T."""
         kept = ((1.0 - eta) * (self.d + self.rho)).to(self.basis, non_blocking=True)
-        return (kept.unsqueeze(1) * self.basis).addmm_(h, x, alpha=eta / len(x))
+        return (kept.unsqueeze(1) * self.basis).addmm_(h.T, x, alpha=eta / len(x))
 
     def _followed(self, basis: Tensor, s: Tensor, mean_power: float, eta: float) -> FisherEstimate:
         """Return the estimate that has the new basis and s; `mean_power` is tr(xx') / N."""

@@ -37,8 +37,8 @@ class OnlineNaturalGradient:
 
     and the rows returned are, without a matrix of D x D anywhere,
 
-        h    = basis x'                                  rank x N
-        rows = x - h' diag(e) basis = beta x G^-1        N x D
+        h    = x basis'                                  N x rank
+        rows = x - h diag(e) basis = beta x G^-1         N x D
         scale = sqrt(tr(xx') / tr(rows rows'))           (1 where x is zero)
 
     `scale` restores the size that x had: the preconditioner turns gradients, the learning
@@ -140,8 +140,8 @@ class OnlineNaturalGradient:
             fisher = self._current(work, norm)
             if fisher is None:
                 return out.copy_(x), torch.ones_like(norm)
-            h = fisher.basis @ work.T
-            lowered = (h * self._e.unsqueeze(1)).T
+            h = work @ fisher.basis.T
+            lowered = h * self._e
             if self._updating():  # before x is overwritten, where out is x
                 self._use(fisher.updated(work, h, norm, self._eta(len(x))))
             self._t += 1

@@ -16,15 +16,16 @@ from torch.nn import functional
 
 from unisono.config import Config, DeviceChoice, OptimizerChoice
 from unisono.coordinator.client import Abandoned
-from unisono.data import FrameSource, Part, Prep
+from unisono.data import ChunkSource, FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.learner.learner import Learner
 from unisono.learner.site import LEARNER
 from unisono.models import build
+from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.strategies.registry import make
 from unisono.training.launch import ABANDONED
 from unisono.training.rates import make_schedule
+from unisono.training.shapes import examples_in, shape_of, source_of, strategy_of
 from unisono.training.validation import HALVES, halves, merge, score, score_groups
 
 
@@ -42,14 +43,15 @@ def choose_device(config: Config, number: int) -> torch.device:
 def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """The optimizer that the configuration names."""
     decay = config.rate.weight_decay
-    if config.optimizer is OptimizerChoice.SGD:
-        momentum = config.rate.momentum
-        return torch.optim.SGD(
-            model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
-        )
     if config.optimizer is OptimizerChoice.ADAMW:
         return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
-    raise UserError("optimizer ng-sgd is not there yet; choose sgd or adamw")
+    momentum = config.rate.momentum
+    if config.optimizer is OptimizerChoice.NG_SGD:
+        options = config.natural_gradient.model_dump()
+        return NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
+    return torch.optim.SGD(
+        model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
+    )
 
 
 class Worker:
@@ -62,22 +64,15 @@ class Worker:
         torch.set_num_threads(self._config.threads_per_learner(os.cpu_count() or 1))
         self._device = choose_device(self._config, 0)
         self._prep = Prep.open(Path(self._config.prep))
+        self._shape = shape_of(self._config, self._prep)
+        model = build(self._config.model, seed=self._config.seed, **self._shape)
+        self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
         self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
         self._apart = self._config.validation.halves
         if self._heldout is not None:
             everyone = np.zeros(len(self._heldout), dtype=np.int64)
             self._groups = halves(self._heldout) if self._apart else everyone
-        network = self._config.network
-        self._shape = {
-            "inputs": self._train.dimension,
-            "outputs": self._prep.header.states,
-            "hidden": network.hidden,
-            "dropout": network.dropout,
-            "batch_norm": network.batch_norm,
-        }
-        model = build(self._config.model, seed=self._config.seed, **self._shape)
-        self._model = model.to(self._device)
         torch.manual_seed(self._config.seed)
         self._schedule = make_schedule(self._config)
 
@@ -85,8 +80,9 @@ class Worker:
         """Trains to the end; the learner that leads writes the model."""
         config = self._config
         optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
-        strategy = make(config.strategy_name, config.agreement)
-        every = config.validation.every or len(self._train)
+        strategy = strategy_of(config)
+        every = examples_in(config, config.validation.every) or len(self._train)
+        minibatch = examples_in(config, config.minibatch)
         with Learner(
             self._model,
             optimizer,
@@ -94,27 +90,28 @@ class Worker:
             seed=config.seed,
             prefetch=config.prefetch,
             checkpoints=self._run.checkpoints,
-            checkpoint_every=config.checkpoint.every,
+            checkpoint_every=examples_in(config, config.checkpoint.every),
             keep=config.checkpoint.keep,
             resume=self._resume,
             log=self._run.log(int(os.environ.get(LEARNER, "0"))),
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
-            self._announce(learner)
-            for x, y in learner.draw(self._train, config.epochs, config.minibatch):
+            self._announce(learner, optimizer)
+            for x, y in learner.draw(self._train, config.epochs, minibatch):
                 rate = self._schedule.rate(learner.progress)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 x, y = x.to(self._device), y.to(self._device)
-                learner.step(functional.cross_entropy(self._model(x), y))
+                logits = self._model(x).flatten(0, -2)
+                learner.step(functional.cross_entropy(logits, y.flatten()))
                 due = learner.every(examples=every) and learner.progress < 1
                 if self._heldout is not None and due:
                     self._validate(learner)
             self._end(learner)
 
-    def _source(self, part: Part) -> FrameSource:
+    def _source(self, part: Part) -> FrameSource | ChunkSource:
         device = self._device if self._fits(part) else None
-        return FrameSource(self._prep, part, context=self._config.network.context, device=device)
+        return source_of(self._config, self._prep, part, self._model, device)
 
     def _fits(self, part: Part) -> bool:
         """Whether a part can stay on the GPU, beside those of the learners that share it."""
@@ -124,17 +121,21 @@ class Worker:
         free, _ = torch.cuda.mem_get_info(self._device)
         return bool(needed * self._config.learner_range[1] < free // 4)
 
-    def _announce(self, learner: Learner) -> None:
-        if learner.number == 0:
-            for line in [*learner.describe(), f"rate      {self._schedule.describe()}"]:
-                print(line, flush=True)
+    def _announce(self, learner: Learner, optimizer: torch.optim.Optimizer) -> None:
+        if learner.number != 0:
+            return
+        lines = [*learner.describe(), f"rate      {self._schedule.describe()}"]
+        if isinstance(optimizer, NaturalGradientSGD):
+            lines += [f"ng-sgd    {line}" for line in optimizer.describe()]
+        for line in lines:
+            print(line, flush=True)
 
     def _validate(self, learner: Learner) -> None:
         assert self._heldout is not None
-        frames = self._config.validation.examples
+        examples = examples_in(self._config, self._config.validation.examples)
         with learner.consensus() as model:
-            parts = score_groups(model, self._heldout, self._groups, frames, self._device)
-            train = score(model, self._train, frames, self._device)
+            parts = score_groups(model, self._heldout, self._groups, examples, self._device)
+            train = score(model, self._train, examples, self._device)
         heldout = merge(parts)
         apart: dict[str, float] = {}
         for name, half in zip(HALVES, parts, strict=True) if self._apart else ():
@@ -173,6 +174,7 @@ class Worker:
                 "model": self._config.model,
                 **self._shape,
                 "context": self._config.network.context,
+                "chunk": self._config.network.chunk,
                 "prep": self._prep.fingerprint,
             }
             write_atomically(self._run.model_description, json.dumps(description).encode())

@@ -1,0 +1,124 @@
+"""Chunks of a PREP as examples: some frames in a row, what stands around them, and their states."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unisono.data.frames import FrameSource
+from unisono.data.prep import Prep
+from unisono.data.source import Source
+from unisono.data.split import Part
+from unisono.events import UserError
+
+UNLABELLED = -100
+"""The state of a place behind the end of an utterance; torch's cross entropy leaves it out."""
+
+
+class ChunkSource(Source):
+    """The chunks of one part of a PREP, numbered through.
+
+    An utterance is cut into chunks of T frames from its first frame on; the last one may reach
+    beyond its end. So every frame has its state in exactly one chunk, and places behind the end
+    have `UNLABELLED`. x is the T frames with `left` frames before and `right` behind them,
+    normalised as in `FrameSource`; outside the utterance its first or last frame stands in.
+
+    Attributes:
+        frames: The frames that the chunks are made of.
+        dimension: Numbers in a frame.
+        chunk: Frames with states in a chunk, T.
+        left: Frames before them.
+        right: Frames behind them.
+    """
+
+    def __init__(
+        self,
+        prep: Prep,
+        part: Part,
+        *,
+        chunk: int,
+        left: int,
+        right: int,
+        device: torch.device | None = None,
+    ) -> None:
+        """Makes the source.
+
+        Args:
+            prep: The PREP.
+            part: Whose frames.
+            chunk: Frames with states in a chunk, 1 or more.
+            left: Frames before them, 0 or more.
+            right: Frames behind them, 0 or more.
+            device: As in `FrameSource`.
+
+        Raises:
+            UserError: The part has no frames, or a number is out of its range.
+        """
+        if chunk < 1 or left < 0 or right < 0:
+            raise UserError(
+                f"chunks of {chunk} frames with {left} before and {right} behind: give 1 or more, "
+                "and 0 or more around them"
+            )
+        self.frames = FrameSource(prep, part, context=0, device=device)
+        self.dimension = self.frames.dimension
+        self.chunk, self.left, self.right = chunk, left, right
+        utterances = self.frames.utterances
+        lengths = prep.starts[utterances + 1] - prep.starts[utterances]
+        self._stops = np.cumsum(lengths)
+        self._firsts = self._stops - lengths
+        self._ends = np.cumsum(-(-lengths // chunk))
+
+    def __len__(self) -> int:
+        """How many chunks the part has."""
+        return int(self._ends[-1])
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gathers chunks.
+
+        Args:
+            indices: B numbers in [0, len).
+
+        Returns:
+            x, B x (left + chunk + right) x dimension float32, and y, B x chunk int64.
+
+        Raises:
+            IndexError: A number is outside [0, len).
+        """
+        indices = np.ascontiguousarray(indices, dtype=np.int64)
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
+            raise IndexError(f"chunks {indices.min()}..{indices.max()} of {len(self)}")
+        utterance = np.searchsorted(self._ends, indices, side="right")
+        before = np.concatenate([[0], self._ends])[utterance]
+        start = self._firsts[utterance] + self.chunk * (indices - before)
+        return self._gather(start, utterance, self.chunk)
+
+    def whole(self, utterance: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gathers one utterance as a single chunk, B = 1, as long as it is.
+
+        Args:
+            utterance: Its place in `frames.utterances`.
+
+        Returns:
+            As `batch`; every place has a state.
+
+        Raises:
+            IndexError: There is no such place.
+        """
+        if not 0 <= utterance < len(self._ends):
+            raise IndexError(f"utterance {utterance} of {len(self._ends)}")
+        length = int(self._stops[utterance] - self._firsts[utterance])
+        return self._gather(self._firsts[[utterance]], np.array([utterance]), length)
+
+    def _gather(
+        self, start: NDArray[np.int64], utterance: NDArray[np.int64], chunk: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wanted = start[:, None] + np.arange(-self.left, chunk + self.right)
+        inside = np.clip(
+            wanted, self._firsts[utterance][:, None], self._stops[utterance][:, None] - 1
+        )
+        x, y = self.frames.batch(inside.ravel())
+        labelled = slice(self.left, self.left + chunk)
+        states = y.view(inside.shape)[:, labelled]
+        behind = torch.from_numpy((inside != wanted)[:, labelled]).to(y.device)
+        return x.view(*inside.shape, self.dimension), states.masked_fill(behind, UNLABELLED)

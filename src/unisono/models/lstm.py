@@ -1,0 +1,184 @@
+"""Recurrent networks: LSTM with projection, and bidirectional LSTM with a bottleneck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from unisono.events import UserError
+from unisono.models.parts import linear
+
+
+class ProjectedLSTM(nn.Module):
+    """One LSTM layer, with a projection of its output where asked for.
+
+        [i, f, g, o]_t = W x_t + b + V r_{t-1}
+        c_t = sigmoid(f_t) c_{t-1} + sigmoid(i_t) tanh(g_t)
+        r_t = P (sigmoid(o_t) tanh(c_t)),        r_{-1} = c_{-1} = 0,  P = I without a projection
+
+    `nn.LSTM` computes the same. Here W, V and P are linear layers that anybody can see at work,
+    natural gradient in particular: W is applied to all frames at once, V and P frame by frame.
+
+    First parameters: normal with variance 1 / fan_in; b is 0 but for the forget gate, whose 1
+    lets a new network remember.
+    """
+
+    def __init__(
+        self, inputs: int, cells: int, projection: int, generator: torch.Generator
+    ) -> None:
+        """Builds the layer.
+
+        Args:
+            inputs: Numbers in a frame.
+            cells: Cells, each with its gates.
+            projection: Numbers in r; 0: as many as cells, and no projection.
+            generator: Of the first parameters.
+        """
+        super().__init__()
+        self.outputs = projection or cells
+        self.inward = linear(inputs, 4 * cells, 1.0 / inputs, generator)
+        self.recurrent = linear(self.outputs, 4 * cells, 1.0 / self.outputs, generator, bias=False)
+        self.projection: nn.Module = nn.Identity()
+        if projection > 0:
+            self.projection = linear(cells, projection, 1.0 / cells, generator, bias=False)
+        with torch.no_grad():
+            self.inward.bias[cells : 2 * cells] = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps frames (N x T x inputs) to outputs (N x T x outputs)."""
+        driven = self.inward(x)
+        r = x.new_zeros(len(x), self.outputs)
+        c = x.new_zeros(len(x), driven.shape[2] // 4)
+        outputs = []
+        for drive in driven.unbind(1):
+            i, f, g, o = (drive + self.recurrent(r)).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            r = self.projection(o.sigmoid() * c.tanh())
+            outputs.append(r)
+        return torch.stack(outputs, 1)
+
+
+class LSTM(nn.Module):
+    """LSTM layers with projection, one above the other, then the logits of the states.
+
+    A frame is classified `right` frames after it was heard (the label delay), so that the
+    network knows a little of what follows; what came before reaches it through its state, which
+    is 0 at the start of a chunk and grows during `left` frames that are not classified.
+
+    Attributes:
+        left: Frames before the first one to classify.
+        right: The label delay in frames.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: int,
+        outputs: int,
+        hidden: Sequence[int],
+        projection: int = 0,
+        left: int = 40,
+        right: int = 5,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Builds the network.
+
+        Args:
+            inputs: Numbers in a frame.
+            outputs: States to tell apart.
+            hidden: Cells of each layer.
+            projection: Numbers that each layer hands on; 0: a quarter of its cells.
+            left: Frames before the first one to classify.
+            right: The label delay in frames.
+            dropout: Share of each layer's outputs dropped in training.
+            seed: Seed of the first parameters.
+        """
+        super().__init__()
+        _require(hidden)
+        generator = torch.Generator().manual_seed(seed)
+        layers: list[nn.Module] = []
+        width = inputs
+        for cells in hidden:
+            layer = ProjectedLSTM(width, cells, projection or max(1, cells // 4), generator)
+            layers += [layer, nn.Dropout(dropout)]
+            width = layer.outputs
+        self.layers = nn.Sequential(*layers)
+        self.logits = linear(width, outputs, 1.0 / width, generator)
+        self.left, self.right = left, right
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps chunks (N x (left + T + right) x inputs) to logits (N x T x outputs)."""
+        logits: Tensor = self.logits(self.layers(x)[:, self.left + self.right :])
+        return logits
+
+
+class BLSTM(nn.Module):
+    """LSTM layers that read in both directions, a linear bottleneck, the logits of the states.
+
+    Half of a layer's units read forwards and half backwards; each sees `left` frames before, or
+    `right` frames behind, the chunk to get its state from.
+
+    Attributes:
+        left: Frames before the first one to classify.
+        right: Frames behind the last one.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: int,
+        outputs: int,
+        hidden: Sequence[int],
+        bottleneck: int = 256,
+        left: int = 20,
+        right: int = 20,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Builds the network.
+
+        Args:
+            inputs: Numbers in a frame.
+            outputs: States to tell apart.
+            hidden: Units of each layer, of both directions together.
+            bottleneck: Numbers between the last layer and the logits; 0: no bottleneck.
+            left: Frames before the first one to classify.
+            right: Frames behind the last one.
+            dropout: Share of each layer's outputs dropped in training.
+            seed: Seed of the first parameters.
+        """
+        super().__init__()
+        _require(hidden)
+        if any(units % 2 for units in hidden):
+            raise UserError(f"a blstm of {list(hidden)} units: give even numbers, half each way")
+        generator = torch.Generator().manual_seed(seed)
+        self.forwards, self.backwards = nn.ModuleList(), nn.ModuleList()
+        width = inputs
+        for units in hidden:
+            self.forwards.append(ProjectedLSTM(width, units // 2, 0, generator))
+            self.backwards.append(ProjectedLSTM(width, units // 2, 0, generator))
+            width = units
+        self.dropout = nn.Dropout(dropout)
+        self.bottleneck: nn.Module = nn.Identity()
+        if bottleneck > 0:
+            self.bottleneck = linear(width, bottleneck, 1.0 / width, generator)
+            width = bottleneck
+        self.logits = linear(width, outputs, 1.0 / width, generator)
+        self.left, self.right = left, right
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps chunks (N x (left + T + right) x inputs) to logits (N x T x outputs)."""
+        for forwards, backwards in zip(self.forwards, self.backwards, strict=True):
+            x = torch.cat([forwards(x), backwards(x.flip(1)).flip(1)], 2)
+            x = self.dropout(x)
+        heard = x[:, self.left : x.shape[1] - self.right]
+        logits: Tensor = self.logits(self.bottleneck(heard))
+        return logits
+
+
+def _require(hidden: Sequence[int]) -> None:
+    if not hidden:
+        raise UserError("a recurrent network without layers: give the units of one or more")

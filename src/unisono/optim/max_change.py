@@ -1,0 +1,91 @@
+"""Steps of bounded length, taken only where they are finite, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """What one layer wants: parameters -= rate * directions.
+
+    Attributes:
+        parameters: Its parameters.
+        directions: One for each, of the same shape.
+        rate: The learning rate.
+        max_change: The longest change, as the 2-norm over all its parameters; 0: any.
+    """
+
+    parameters: list[Tensor]
+    directions: list[Tensor]
+    rate: float
+    max_change: float
+
+
+def take(moves: Sequence[Move], max_change: float) -> Tensor:
+    """Takes one step: all moves, shortened where they are too long; or none of them.
+
+    Let L_i = rate_i |directions_i| be the length of move i, and m_i its max_change. Each layer
+    is shortened first, then all of them together:
+
+        c_i = min(1, m_i / L_i),
+        c   = min(1, max_change / sqrt(sum_i (c_i L_i)^2)),
+        parameters_i -= c c_i rate_i directions_i.
+
+    If any L_i is not finite, nothing changes. All of this is computed on the device; lengths in
+    float64, from float32 sums along rows.
+
+    Args:
+        moves: Of each layer; all on one device.
+        max_change: The longest change over all of them; 0: any.
+
+    Returns:
+        Whether the step was finite, and so was taken: a tensor without dimensions, on the device.
+    """
+    lengths = torch.stack([_length(move) for move in moves])
+    finite = lengths.isfinite().all()
+    bounds = _beside(lengths, [move.max_change or torch.inf for move in moves])
+    factors = (bounds / lengths).clamp(max=1.0)
+    total = torch.linalg.vector_norm(factors * lengths)
+    factors *= ((max_change or torch.inf) / total).clamp(max=1.0)
+    rates = factors * _beside(lengths, [move.rate for move in moves])
+    not_finite = finite.logical_not().float()
+    for move, rate in zip(moves, rates.float().unbind(), strict=True):
+        torch._fused_sgd_(
+            move.parameters,
+            move.directions,
+            [],
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            found_inf=not_finite,
+        )
+    return finite
+
+
+def _beside(tensor: Tensor, values: list[float]) -> Tensor:
+    """Returns numbers as a tensor like another; nobody waits for the copy."""
+    return torch.tensor(values, dtype=tensor.dtype).to(tensor.device, non_blocking=True)
+
+
+def _length(move: Move) -> Tensor:
+    """Returns rate * |directions| in float64."""
+    lengths = [_norm(direction) for direction in move.directions]
+    length: Tensor = move.rate * torch.linalg.vector_norm(torch.stack(lengths))
+    return length
+
+
+def _norm(direction: Tensor) -> Tensor:
+    """Returns a 2-norm in float64; float32 sums are good along a row, not over a matrix."""
+    if direction.dim() > 1:
+        direction = torch.linalg.vector_norm(direction.flatten(1), dim=1)
+    norm: Tensor = torch.linalg.vector_norm(direction, dtype=torch.float64)
+    return norm

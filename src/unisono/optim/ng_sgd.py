@@ -1,0 +1,315 @@
+"""`ng-sgd`: SGD whose linear layers and 1-d convolutions step along their natural gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unisono.events import UserError
+from unisono.optim.layer import Estimation, NaturalProduct, Side
+from unisono.optim.max_change import Move, take
+from unisono.optim.natural_gradient import OnlineNaturalGradient
+from unisono.optim.rows import Affine, why_not
+from unisono.optim.taps import Gradients, Tap
+
+
+class Reduction(str, Enum):
+    """What the loss does with the examples of a minibatch."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class NaturalGradientSGD(Optimizer):
+    """SGD with Kaldi's online natural gradient, for any torch model.
+
+    **What is preconditioned.** Each `nn.Linear` and `nn.Conv1d` is an affine map of rows,
+    y = [x, 1] [W, b]': one row for each example and time step. Its gradient is the sum over the
+    N rows of a minibatch
+
+        [dW, db] = g' [x, 1],        g = the derivatives with respect to y.
+
+    Two `OnlineNaturalGradient`s, one for the rows of [x, 1] and one for those of g, make xhat
+    and ghat with their scales s_x and s_g, and `.grad` becomes
+
+        [dW, db] = s_g s_x ghat' xhat = s_g s_x beta_g beta_x G_g^-1 (g' [x, 1]) G_x^-1
+
+    instead: the gradient times the inverse of a Kronecker-factored Fisher matrix, its length
+    about what it was. `Tap` says how autograd is made to leave the first product out, so that
+    the second one is no extra cost. All other parameters keep their gradients and are left to
+    plain SGD; `describe` says which, and why.
+
+    **Sums, whatever the loss does.** The estimates have one absolute floor, so they should see
+    the derivatives of a loss that is a *sum* over the minibatch. With `reduction="mean"` they
+    see N g, N the rows of that layer in this backward pass; `.grad` is nevertheless in the units
+    of your own loss, and the learning rate means what it means for SGD. (Kaldi's rate is for
+    sums: it is smaller by the minibatch.) N need not be exact, since all but the floor is
+    invariant to it: a loss that sums is served as well, `reduction="sum"` only sees the floor
+    where Kaldi has it.
+
+    **When.** `.grad` holds the natural gradient as soon as the backward pass is over. So
+    clipping, GradScaler and strategies that replace `.grad` work on it as they do on any
+    gradient: under `allreduce` everybody steps with the mean of the learners' natural gradients,
+    each made with its own estimates. Where gradients are accumulated over several backward
+    passes, each part is preconditioned, and learnt from, as a minibatch of its own, and `.grad`
+    is the sum of the results; where a layer is applied several times in one pass, all those
+    rows are one minibatch.
+
+    **The step.** v = momentum v + (grad + weight_decay * parameter), and v is grad + ... itself
+    where momentum is 0; then parameters -= lr v, as in `torch.optim.SGD`, except that no layer
+    changes by more than `max_change` and all together by no more than `max_change_total`
+    (2-norms, see `take`). A step that is not finite is not taken, and clears v. None of this
+    waits for the device; an `OnlineNaturalGradient` waits when it updates, every
+    `update_period` minibatches.
+
+    **Layers are parameter groups**, one for each module that has parameters, with its name in
+    `layer`; so `lr`, `max_change`, `momentum` and `weight_decay` can be set for one layer.
+
+    **State.** `state_dict` carries the estimates. They are this learner's own and are never
+    averaged. Kaldi starts them, and momentum, anew in every round of averaging:
+    `Averaging(restart_optimizer=True)` does that, and `restart_fisher` in a loop of your own.
+
+    The model's layers are tapped until `detach` is called, another `NaturalGradientSGD` is made
+    for them, or this object is gone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        reduction: Reduction | str = Reduction.MEAN,
+        rank_in: int = 20,
+        rank_out: int = 80,
+        update_period: int = 4,
+        num_samples_history: float = 2000.0,
+        alpha: float = 4.0,
+        max_change: float = 0.75,
+        max_change_total: float = 2.0,
+    ) -> None:
+        """Taps the layers of a model.
+
+        Args:
+            model: The model; all of its parameters are optimized.
+            lr: The learning rate.
+            momentum: Of the steps.
+            weight_decay: Added to the gradient, times the parameter.
+            reduction: `mean` or `sum`: what your loss does with the rows of a minibatch.
+            rank_in: Directions held one by one of the inputs of a layer; (inputs + 1) / 2 at most.
+            rank_out: The same of its output derivatives.
+            update_period: Minibatches from one update of the estimates to the next.
+            num_samples_history: Rows over which the estimates remember.
+            alpha: Smoothing of the Fisher matrix; towards infinity it gives plain SGD.
+            max_change: The longest step of one layer; 0: any.
+            max_change_total: The longest step of all of them together; 0: any.
+
+        Raises:
+            UserError: A value is out of its range, or no layer can be preconditioned.
+        """
+        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+            _require(value >= 0, f"{name} is {value}: give 0 or more")
+        _require(momentum < 1, f"momentum is {momentum}: give less than 1")
+        for name, value in (("max_change", max_change), ("max_change_total", max_change_total)):
+            _require(value >= 0, f"{name} is {value}: give a length, or 0 for no bound")
+        _require(
+            reduction in tuple(Reduction),
+            f"reduction is {reduction!r}: say 'mean' or 'sum', as your loss has it",
+        )
+        self._estimation = Estimation(
+            rank_in=rank_in,
+            rank_out=rank_out,
+            update_period=update_period,
+            num_samples_history=num_samples_history,
+            alpha=alpha,
+        )
+        for rank in (rank_in, rank_out):
+            self._estimation.begin(rank)  # refuses what it cannot use
+        self._product = NaturalProduct(mean=Reduction(reduction) is Reduction.MEAN)
+        self._max_change_total = max_change_total
+        self._taps: dict[Tensor, Tap] = {}
+        self._biases: dict[Tensor, Tensor | None] = {}
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "max_change": max_change,
+            "layer": "",
+        }
+        super().__init__(_groups(model), defaults)
+        self._left_alone = self._tap(model)
+        _require(bool(self._taps), "the model has no layer to precondition: use torch.optim.SGD")
+
+    def describe(self) -> list[str]:
+        """What is preconditioned and what is left to SGD, a line each."""
+        lines = []
+        for group in self.param_groups:
+            name = group["layer"] or "the model"
+            weight = next((p for p in group["params"] if p in self._taps), None)
+            if weight is not None:
+                outputs, inputs = weight.flatten(1).shape
+                ranks = " and ".join(str(self._estimation.rank(side, weight)) for side in Side)
+                lines.append(f"{name}: {inputs} inputs, {outputs} outputs, ranks {ranks}")
+            else:
+                lines.append(f"{name}: plain SGD ({self._left_alone.get(name, 'not seen')})")
+        return lines
+
+    def restart_fisher(self) -> None:
+        """Forgets the estimates; the next minibatch begins new ones. Momentum stays."""
+        for weight in self._taps:
+            for side in Side:
+                self.state[weight].pop(side.value, None)
+
+    def detach(self) -> None:
+        """Gives the model's gradients back to autograd."""
+        for tap in self._taps.values():
+            tap.remove()
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Takes one step with what is in `.grad`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moves = [move for group in self.param_groups if (move := self._move(group)).parameters]
+        if moves:
+            finite = take(moves, self._max_change_total)
+            self._clear_momentum(finite)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in every optimizer; a backward pass that failed is forgotten, too."""
+        for tap in self._taps.values():
+            tap.forget()
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Momentum, settings of the groups, and the estimates under `fisher`."""
+        packed: dict[str, Any] = super().state_dict()
+        state: dict[Any, dict[str, Any]] = {}
+        fisher: dict[Any, dict[str, Any]] = {}
+        for index, values in packed["state"].items():
+            for name, value in values.items():
+                if isinstance(value, OnlineNaturalGradient):
+                    fisher.setdefault(index, {})[name] = value.state_dict()
+                else:
+                    state.setdefault(index, {})[name] = value
+        return {**packed, "state": state, "fisher": fisher}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`, for a model of the same shape."""
+        fisher = state_dict.get("fisher")
+        _require(fisher is not None, "the state has no Fisher estimates: it is another optimizer's")
+        super().load_state_dict(dict(state_dict))
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for index, sides in dict(fisher or {}).items():
+            weight = parameters[index]
+            for side, values in sides.items():
+                _require(
+                    weight in self._taps,
+                    f"the state has a Fisher estimate of parameter {index}, which has none here",
+                )
+                self._preconditioner(weight, Side(side)).load_state_dict(values)
+
+    def _tap(self, model: nn.Module) -> dict[str, str]:
+        """Taps what can be; returns why the other modules are left alone, by their names."""
+        why: dict[str, str] = {}
+        for name, module in model.named_modules():
+            reason = why_not(module)
+            if not reason:
+                assert isinstance(module, Affine)
+                weight, bias = module.weight, module.bias
+                if weight not in self._taps:
+                    self._taps[weight] = Tap(weight, bias, self._natural_gradient)
+                    self._biases[weight] = bias
+                if self._biases[weight] is bias:
+                    self._taps[weight].take(module)
+                    continue
+                reason = "it shares its weight, but not its bias, with another layer"
+            why[name or "the model"] = reason
+        return why
+
+    def _natural_gradient(
+        self, weight: Tensor, inputs: list[Tensor], derivatives: list[Tensor]
+    ) -> Gradients:
+        """Returns [dW, db]; a `Tap` calls it in the backward pass."""
+        preconditioners = {side: self._preconditioner(weight, side) for side in Side}
+        return self._product(weight, self._biases[weight], inputs, derivatives, preconditioners)
+
+    def _preconditioner(self, weight: Tensor, side: Side) -> OnlineNaturalGradient:
+        """Returns the estimate for one side of a layer, a new one where there is none yet.
+
+        It is kept in `state`, so that whoever empties that begins anew.
+        """
+        state = self.state[weight]
+        if side.value not in state:
+            state[side.value] = self._estimation.begin(self._estimation.rank(side, weight))
+        preconditioner: OnlineNaturalGradient = state[side.value]
+        return preconditioner
+
+    def _move(self, group: dict[str, Any]) -> Move:
+        """Returns what a layer wants to do, before any bound; brings its momentum up to date."""
+        parameters = [p for p in group["params"] if p.grad is not None]
+        directions = []
+        for parameter in parameters:
+            direction = parameter.grad
+            _require(direction.layout is torch.strided, "sparse gradients are not supported")
+            if group["weight_decay"] > 0:
+                direction = direction.add(parameter, alpha=group["weight_decay"])
+            if group["momentum"] > 0:
+                state = self.state[parameter]
+                past = state.get("momentum_buffer")
+                if past is None:
+                    direction = state["momentum_buffer"] = direction.clone()
+                else:
+                    direction = torch.add(direction, past, alpha=group["momentum"], out=past)
+            directions.append(direction)
+        return Move(
+            parameters=parameters,
+            directions=directions,
+            rate=group["lr"],
+            max_change=group["max_change"],
+        )
+
+    def _clear_momentum(self, finite: Tensor) -> None:
+        """Clears momentum unless the step was finite; the host, where it can see, looks first."""
+        past = [s["momentum_buffer"] for s in self.state.values() if "momentum_buffer" in s]
+        if finite.is_cuda or not finite:
+            for buffer in past:
+                buffer.masked_fill_(~finite, 0.0)
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Returns a parameter group for each module that has parameters of its own; tied ones once."""
+    seen: set[nn.Parameter] = set()
+    groups = []
+    for name, module in model.named_modules():
+        own = []
+        for key, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise UserError(f"parameter {key} of {name} has no shape yet: run the model once")
+            if parameter.is_floating_point() and parameter not in seen:
+                own.append(parameter)
+                seen.add(parameter)
+        if own:
+            groups.append({"params": own, "layer": name})
+    return groups
+
+
+def _require(condition: bool, problem: str) -> None:
+    """Raises a UserError unless the condition holds."""
+    if not condition:
+        raise UserError(f"ng-sgd: {problem}")
