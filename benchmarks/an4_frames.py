@@ -1,10 +1,11 @@
 """Log-prob on real speech at the shipped defaults: the settings that `unisono bench` times.
 
-    python benchmarks/an4_frames.py FRAMES.npz --learners 2 --seeds 3
+    python benchmarks/an4_frames.py FRAMES.npz --learners 2 --seeds 3 [--jobs 4]
 
 trains each strategy on AN4 frames (see docs/prep.md for the keys of the file) and prints, for each,
-held-out and training log-prob a frame, held-out accuracy, rounds and wall-clock, as means over the
-seeds with their spread, and the loss against solo.
+held-out and training log-prob a frame, held-out accuracy, rounds, staleness and wall-clock, as
+means over the seeds with their spread, and the loss against solo with the same seed. With ``jobs``
+several trainings run at a time, and wall-clock means little.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from unisono.config import load
 from unisono.data import convert_frames
+from unisono.events import UserError
 from unisono.runs.summary import Summary
 from unisono.training.train import train
 
@@ -26,12 +30,42 @@ WAYS: dict[str, list[str]] = {
     "averaging-drawn": ["strategy=averaging", "agreement.division=drawn"],
     "block-momentum": ["strategy=averaging", "agreement.outer=block-momentum"],
     "nesterov": ["strategy=averaging", "agreement.outer=nesterov"],
+    "server": ["strategy=server"],
+    "server-1": ["strategy=server", "agreement.push_every=1"],
+    "averaged-server": ["strategy=averaged-server"],
+    "gossip-fixed": ["strategy=gossip-fixed"],
+    "gossip-random": ["strategy=gossip-random"],
+    "delay-by-one": ["strategy=delay-by-one"],
 }
 
 
-def run(prep: Path, out: Path, sets: list[str]) -> Summary:
-    """One training."""
-    return train(load(None, sets, {"prep": str(prep)}), out)
+def run(job: tuple[Path, Path, list[str]]) -> Summary | None:
+    """One training; None if it did not come to an end."""
+    prep, out, sets = job
+    try:
+        return train(load(None, sets, {"prep": str(prep)}), out)
+    except UserError as error:
+        print(f"{out.name}: {error}", flush=True)
+        return None
+
+
+def line(way: str, pairs: list[tuple[Summary | None, Summary | None]]) -> str:
+    """A row of the table, from the runs that came to an end."""
+    both = [(s, r) for s, r in pairs if s is not None and r is not None]
+    if not both:
+        return f"{way:16} did not come to an end"
+    ours = [r for _, r in both]
+    heldout = [r.validation_logprob or 0.0 for r in ours]
+    losses = [(s.validation_logprob or 0.0) - h for (s, _), h in zip(both, heldout, strict=True)]
+    spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
+    return (
+        f"{way:16} {statistics.mean(heldout):9.4f} {statistics.mean(losses):10.4f} {spread:7.4f} "
+        f"{statistics.mean(r.train_logprob or 0.0 for r in ours):9.4f} "
+        f"{100 * statistics.mean(r.validation_accuracy or 0.0 for r in ours):8.2f} "
+        f"{statistics.mean(r.rounds for r in ours):7.0f} "
+        f"{statistics.mean(r.staleness.mean for r in ours):9.2f} "
+        f"{statistics.mean(r.wall_s for r in ours):8.1f} {len(both):5}"
+    )
 
 
 def main() -> None:
@@ -42,37 +76,31 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--set", action="append", default=[], help="any key, for all of them")
     options = parser.parse_args()
-    lines = []
+    ways, seeds = options.ways.split(","), range(options.seeds)
+    common = [f"epochs={options.epochs}", "validation.examples=0", *options.set]
     with tempfile.TemporaryDirectory() as folder:
         prep = Path(folder) / "prep"
         convert_frames(options.frames, prep)
-        solo: list[float] = []
-        for way in options.ways.split(","):
-            common = [f"epochs={options.epochs}", "validation.examples=0", *options.set]
-            runs = []
-            for seed in range(options.seeds):
+        jobs = []
+        for way in ways:
+            for seed in seeds:
                 sets = [f"learners={options.learners}", f"seed={seed}", *common, *WAYS[way]]
-                runs.append(run(prep, Path(folder) / f"{way}-{seed}", sets))
-            heldout = [r.validation_logprob or 0.0 for r in runs]
-            solo = solo or heldout
-            losses = [a - b for a, b in zip(solo, heldout, strict=True)]
-            accuracy = statistics.mean(r.validation_accuracy or 0.0 for r in runs)
-            spread = statistics.stdev(heldout) if len(heldout) > 1 else 0.0
-            lines.append(
-                f"{way:16} {statistics.mean(heldout):9.4f} {spread:7.4f} "
-                f"{statistics.mean(losses):10.4f} "
-                f"{statistics.mean(r.train_logprob or 0.0 for r in runs):9.4f} "
-                f"{100 * accuracy:8.2f} {statistics.mean(r.rounds for r in runs):7.0f} "
-                f"{statistics.mean(r.wall_s for r in runs):8.1f}"
-            )
-            print(lines[-1], flush=True)
-    names = ("held out", "spread", "loss/solo", "train", "right %", "rounds", "wall s")
+                jobs.append((prep, Path(folder) / f"{way}-{seed}", sets))
+        with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+            summaries = list(pool.map(run, jobs))
+    runs = {way: summaries[i * len(seeds) : (i + 1) * len(seeds)] for i, way in enumerate(ways)}
+    lines = [
+        line(way, [(s, r) for s, r in zip(runs["solo"], runs[way], strict=True)]) for way in ways
+    ]
+    names = ("held out", "loss/solo", "spread", "train", "right %", "rounds", "staleness", "wall s")
     print(
         f"\n{options.learners} learners, {options.epochs} epochs, {options.seeds} seeds, AN4 frames"
     )
-    print("{:16} {:>9} {:>7} {:>10} {:>9} {:>8} {:>7} {:>8}".format("", *names))
+    head = "{:16} {:>9} {:>10} {:>7} {:>9} {:>8} {:>7} {:>9} {:>8} {:>5}"
+    print(head.format("", *names, "seeds"))
     print("\n".join(lines))
 
 

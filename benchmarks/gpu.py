@@ -26,6 +26,11 @@ WAYS = [
     ("allreduce, 4", ["strategy=allreduce", "learners=4"]),
     ("averaging, 4", ["strategy=averaging", "learners=4"]),
     ("averaging drawn, 4", ["strategy=averaging", "agreement.division=drawn", "learners=4"]),
+    ("server, 4", ["strategy=server", "learners=4"]),
+    ("averaged-server, 4", ["strategy=averaged-server", "learners=4"]),
+    ("gossip-fixed, 4", ["strategy=gossip-fixed", "learners=4"]),
+    ("gossip-random, 4", ["strategy=gossip-random", "learners=4"]),
+    ("delay-by-one, 4", ["strategy=delay-by-one", "learners=4"]),
 ]
 
 
@@ -51,9 +56,7 @@ def main() -> None:
         )
         for name, sets in WAYS:
             common = ["device=cuda", "minibatch=512", "network.hidden=[1024,1024,1024,1024,1024]"]
-            common += [f"epochs={options.epochs}", "agreement.every=16384"]
-            if "strategy=averaging" not in sets:
-                common.pop()
+            common.append(f"epochs={options.epochs}")
             config = load(None, [*common, *sets], {"prep": str(prep)})
             summary = train(config, Path(folder) / name.replace(" ", "-"))
             logprob, accuracy = summary.validation_logprob, summary.validation_accuracy
