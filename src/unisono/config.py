@@ -135,6 +135,10 @@ class Rate(Table):
     scaled: bool = Field(
         default=True, description="multiply by what the strategy's rule says for so many learners"
     )
+    most: Amount = Field(
+        default=0.1,
+        description="the rule multiplies up to this rate, not beyond; 0: as far as it says",
+    )
     momentum: Share = Field(default=0.9, description="momentum of sgd and ng-sgd")
     weight_decay: Amount = Field(default=0.0, description="weight decay")
 

@@ -14,7 +14,12 @@ from unisono.training.rates import make_schedule, rate_factor
     ("sets", "factor"),
     [
         (["learners=1"], 1.0),
-        (["learners=4"], 4.0),
+        (["learners=2"], 2.0),
+        (["learners=4"], 2.0),
+        (["learners=4", "rate.most=0"], 4.0),
+        (["learners=4", "rate.start=0.01"], 4.0),
+        (["learners=4", "rate.start=0.3"], 1.0),
+        (["learners=1", "strategy=server", "agreement.overlap=false", "rate.most=0"], 4.0),
         (["learners=4", "agreement.outer=nesterov"], 1.0),
         (["learners=4", "rate.scaled=false"], 1.0),
         (["learners=4", "optimizer=adamw"], 1.0),
@@ -26,7 +31,7 @@ def test_the_factor_is_the_strategy_s_rule(sets: list[str], factor: float) -> No
 
 
 def test_the_default_is_as_ever() -> None:
-    config = load(None, ["learners=4"], {})
+    config = load(None, ["learners=4", "rate.most=0"], {})
     schedule = make_schedule(config)
     assert schedule == Exponential(start=0.2, end=0.1)
     for progress in (0.0, 0.123, 0.5, 1.0):
@@ -34,7 +39,7 @@ def test_the_default_is_as_ever() -> None:
 
 
 def test_the_other_schedules() -> None:
-    sets = ["learners=4", "rate.start=0.1", "epochs=8"]
+    sets = ["learners=4", "rate.start=0.1", "rate.most=0", "epochs=8"]
     constant = load(None, [*sets, "rate.schedule=constant"], {})
     assert make_schedule(constant) == Constant(start=0.4)
     warmup = load(None, [*sets, "rate.schedule=warmup", "rate.warmup=2.5"], {})

@@ -44,6 +44,8 @@ class AgreeingParticipant(Participant):
     """
 
     report_every = 1
+    staleness = 0
+    """Updates between a gradient's parameters and its use."""
     optimizer_travels = False
     """Whether a newcomer needs the sponsor's optimizer state, too."""
 
@@ -170,6 +172,7 @@ class AgreeingParticipant(Participant):
             time_s=self.fabric.now() - began,
             bytes=contribution.vector.nbytes,
             members=len(notes),
+            staleness=self.staleness,
             weight=contribution.work.examples,
         )
 

@@ -22,15 +22,16 @@ class DelayByOneParticipant(ModelParticipant):
 
     the average of step k runs while g_l is computed at x_l^k, and is added, as the difference
     mean^k - x_l^k, right after the step. A learner's own gradient is fresh, those of the others
-    come one step late: their staleness is exactly one. On a quadratic of curvature h all learners
-    have the multipliers 1 - a h (the mean) and -a h (their differences), or, seen as one sequence
-    of means with a delay of one, the limit a h < 1, half of that of synchronous SGD.
+    come one step late: their staleness is exactly one. On a quadratic of curvature h a step
+    multiplies the mean by 1 - a h and the differences between learners by -a h: it is stable if
+    a h < 1, half of the limit of synchronous SGD.
 
     It hides the time of an average behind computing, if there are cores for both, and waits for the
     slowest learner all the same, one step later: fastest among equals, no help against a slow one.
     """
 
     report_every = 16
+    staleness = 1
 
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,11 +47,19 @@ class Server:
     @property
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
-        return f"as for one learner with minibatches {self.push_every} times as large"
+        return (
+            f"multiply by {self.push_every}, the minibatches of a push, and by sin(pi / (2 (2 t + "
+            "1))), where t is the staleness"
+        )
 
     def rate_factor(self, learners: int) -> float:
-        """Pushes are applied one after the other: their number does not enter."""
-        return float(self.push_every)
+        """A push is a larger minibatch; a delay of t pushes lowers the limit of stable rates.
+
+        That limit is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and 2 / h without
+        a delay.
+        """
+        delay = self.staleness(learners)
+        return self.push_every * math.sin(math.pi / (2 * (2 * delay + 1)))
 
     def staleness(self, learners: int) -> int:
         """What equal learners come to: the pushes of the others, with overlap one's own, too."""

@@ -13,7 +13,12 @@ def rate_factor(config: Config) -> float:
     if not config.rate.scaled or config.optimizer is OptimizerChoice.ADAMW:
         return 1.0
     strategy = make(config.strategy_name, config.agreement)
-    return strategy.rate_factor(config.learner_range[1])
+    factor = strategy.rate_factor(config.learner_range[1])
+    if config.rate.most == 0:
+        return factor
+    # Each learner steps by itself between two rounds: what it alone could not bear, the mean of
+    # many cannot, either.
+    return min(factor, max(1.0, config.rate.most / config.start_rate))
 
 
 def make_schedule(config: Config) -> Schedule:

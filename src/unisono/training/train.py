@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     begun = [e["time"] for e in events if e["event"] == "joined"][: config.learner_range[1]]
     wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
     examples = sum(e["examples"] for e in left)
+    rounds = [e for e in events if e["event"] == "round"]
     return Summary(
         strategy=config.strategy_name,
         learners=config.learner_range[1],
@@ -112,10 +114,19 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         validation_logprob=last.get("logprob"),
         validation_accuracy=last.get("accuracy"),
         minibatches=Minibatches(**outcome["minibatches"]),
-        rounds=outcome["rounds"],
+        rounds=outcome["rounds"] or len(rounds),
         bytes_sent=sum(e["bytes_sent"] for e in left),
-        staleness=Staleness(),
+        staleness=_staleness(rounds),
         learners_lost=len(outcome["lost"]),
         learners_joined=outcome["joined"] - config.learner_range[1],
         ended="finished" if outcome["over"] else "early",
     )
+
+
+def _staleness(rounds: list[dict[str, Any]]) -> Staleness:
+    """Of the rounds that have one."""
+    histogram = Counter(e["staleness"] for e in rounds if "staleness" in e)
+    if not histogram:
+        return Staleness()
+    mean = sum(stale * count for stale, count in histogram.items()) / histogram.total()
+    return Staleness(mean=mean, max=max(histogram), histogram=dict(sorted(histogram.items())))
