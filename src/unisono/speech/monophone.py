@@ -1,0 +1,271 @@
+"""Monophone models from a flat start, by Viterbi training with growing mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.speech.crew import Crew
+from unisono.speech.gmm import Frames, Mixtures, Statistics
+from unisono.speech.lexicon import Lexicon
+from unisono.speech.paths import Ints, equal_states, lay_paths
+from unisono.speech.topology import Topology
+from unisono.speech.viterbi import Block, Found
+
+ALIGNMENT_SCALE = 0.1
+_PASSES = 40
+_GROWING = 30
+_REALIGN = {*range(1, 11), 12, 14, 16, 18, 20, 23, 26, 29, 32, 35, 38}
+_SILENCE = 0.5
+# A block's table of choices has at most this many entries.
+_BLOCK_CELLS = 40_000_000
+_BLOCK_FRAMES = 24_000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Acoustic:
+    """A monophone model: what states sound like, and how they follow each other.
+
+    Attributes:
+        mixtures: A mixture a state.
+        topology: The states of the phones and the moves between them.
+        silence: The probability of silence between two words.
+    """
+
+    mixtures: Mixtures
+    topology: Topology
+    silence: float = _SILENCE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spoken:
+    """Transcribed frames in a file, as the processes of a crew open them.
+
+    Attributes:
+        file: A .npy file of all frames, float32.
+        starts: Utterance u is frames starts[u] to starts[u + 1] - 1.
+        words: The words of each utterance.
+        lexicon: How they are said.
+    """
+
+    file: Path
+    starts: Ints
+    words: Sequence[tuple[str, ...]]
+    lexicon: Lexicon
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Task:
+    """One block of utterances in one pass; `states` None: find them anew."""
+
+    model: Acoustic
+    block: tuple[int, ...]
+    states: Ints | None
+    learn: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Done:
+    states: Ints
+    found: Found | None
+    statistics: Statistics | None
+
+
+@dataclass(eq=False)
+class _Hearing:
+    """A process's own view of the frames, and the graphs that it has laid."""
+
+    spoken: Spoken
+    frames: Frames
+    laid: dict[tuple[int, ...], Block] = field(default_factory=dict)
+
+
+def _open(spoken: Spoken) -> _Hearing:
+    return _Hearing(spoken, np.load(spoken.file, mmap_mode="r"))
+
+
+def _work(hearing: _Hearing, task: _Task) -> _Done:
+    spoken = hearing.spoken
+    bounds = [(int(spoken.starts[u]), int(spoken.starts[u + 1])) for u in task.block]
+    frames = np.concatenate([hearing.frames[first:last] for first, last in bounds])
+    states, found = task.states, None
+    if states is None:
+        block = hearing.laid.get(task.block)
+        if block is None:
+            paths = [
+                lay_paths(spoken.words[u], spoken.lexicon, task.model.topology) for u in task.block
+            ]
+            block = Block(paths, [last - first for first, last in bounds])
+            hearing.laid[task.block] = block
+        found = block.find(
+            task.model.mixtures.loglikes(frames),
+            task.model.topology.scores(),
+            task.model.silence,
+            ALIGNMENT_SCALE,
+        )
+        good = np.repeat(found.reached, [last - first for first, last in bounds])
+        states = np.where(good, found.states, -1)
+    statistics = None
+    if task.learn:
+        statistics = task.model.mixtures.accumulate(frames[states >= 0], states[states >= 0])
+    return _Done(states=states, found=found, statistics=statistics)
+
+
+class MonophoneTrainer:
+    """Trains monophones and aligns with them.
+
+    A pass finds for each utterance the best path through its transcript (in most passes it
+    keeps the one that it had), counts, re-estimates, and lets the mixtures grow evenly over the
+    first 30 of 40 passes. Blocks of utterances are the same, and are added up in the same order,
+    for any number of processes: so is the result.
+    """
+
+    def __init__(
+        self,
+        spoken: Spoken,
+        *,
+        gaussians: int,
+        seed: int,
+        processes: int,
+        say: Callable[[str], None],
+    ) -> None:
+        """Opens the frames.
+
+        Args:
+            spoken: Frames and transcripts.
+            gaussians: Gaussians in all, where there are frames enough for so many.
+            seed: Of the directions in which Gaussians are split.
+            processes: How many work at a time.
+            say: Takes a line a pass.
+        """
+        self._spoken = spoken
+        self._gaussians = gaussians
+        self._seed = seed
+        self._say = say
+        self._crew = Crew(processes, _open, spoken)
+
+    def __enter__(self) -> MonophoneTrainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._crew.close()
+
+    def train(self, utterances: Sequence[int]) -> Acoustic:
+        """Trains on some utterances, from nothing."""
+        model = self._flat(utterances)
+        blocks = self._blocks(utterances)
+        states: list[Ints | None] = [
+            np.concatenate([self._equal(u, model.topology) for u in block]) for block in blocks
+        ]
+        first = model.mixtures.gaussians
+        random = np.random.default_rng(self._seed)
+        for turn in range(_PASSES):
+            again = turn in _REALIGN
+            tasks = [
+                _Task(model=model, block=block, states=None if again else known)
+                for block, known in zip(blocks, states, strict=True)
+            ]
+            done = list(self._crew.map(_work, tasks))
+            states = [each.states for each in done]
+            total = _sum([each.statistics for each in done if each.statistics is not None])
+            mixtures = model.mixtures.update(total)
+            goal = first + (self._gaussians - first) * min(turn + 1, _GROWING) // _GROWING
+            if turn < _GROWING and goal > mixtures.gaussians:
+                mixtures = mixtures.grow(goal, total.count, random)
+            topology = model.topology
+            moves = [each.found.moves for each in done if each.found is not None]
+            if moves:
+                topology = topology.learn(np.sum(moves, axis=0))
+            model = Acoustic(mixtures=mixtures, topology=topology)
+            frames = max(total.count.sum(), 1.0)
+            self._say(
+                f"pass {turn + 1:2} of {_PASSES}: log-likelihood {total.loglike / frames:8.3f} "
+                f"a frame, {mixtures.gaussians} Gaussians{', aligned anew' if again else ''}"
+            )
+        return self._with_silence(model, blocks)
+
+    def align(self, model: Acoustic, utterances: Sequence[int]) -> dict[int, Ints | None]:
+        """The state of each frame of each utterance; None where no path fits."""
+        aligned: dict[int, Ints | None] = {}
+        for block, done in self._pass(model, self._blocks(utterances)):
+            at = 0
+            for u in block:
+                size = int(self._spoken.starts[u + 1] - self._spoken.starts[u])
+                own = done.states[at : at + size]
+                aligned[u] = own if own[0] >= 0 else None
+                at += size
+        return aligned
+
+    def _with_silence(self, model: Acoustic, blocks: Sequence[tuple[int, ...]]) -> Acoustic:
+        """The model with the share of the gaps between words in which there is silence."""
+        taken, gaps = 1, 2
+        for block, done in self._pass(model, blocks):
+            assert done.found is not None
+            taken += done.found.silences
+            reached = done.found.reached
+            gaps += sum(
+                len(self._spoken.words[u]) + 1 for u, r in zip(block, reached, strict=True) if r
+            )
+        return replace(model, silence=min(max(taken / gaps, 0.01), 0.99))
+
+    def _pass(
+        self, model: Acoustic, blocks: Sequence[tuple[int, ...]]
+    ) -> list[tuple[tuple[int, ...], _Done]]:
+        tasks = [_Task(model=model, block=block, states=None, learn=False) for block in blocks]
+        return list(zip(blocks, self._crew.map(_work, tasks), strict=True))
+
+    def _flat(self, utterances: Sequence[int]) -> Acoustic:
+        """One Gaussian a state, all with the mean and variance of all frames."""
+        frames = np.load(self._spoken.file, mmap_mode="r")
+        topology = Topology.start(self._spoken.lexicon.phones)
+        dimension = frames.shape[1]
+        total, square, count = np.zeros(dimension), np.zeros(dimension), 0
+        for u in utterances:
+            own = frames[self._spoken.starts[u] : self._spoken.starts[u + 1]].astype(np.float64)
+            total += own.sum(0)
+            square += (own**2).sum(0)
+            count += len(own)
+        mean = total / count
+        shape = (topology.states, dimension)
+        mixtures = Mixtures(
+            starts=np.arange(topology.states + 1),
+            weights=np.ones(topology.states),
+            means=np.broadcast_to(mean, shape).copy(),
+            variances=np.broadcast_to(np.maximum(square / count - mean**2, 0.01), shape).copy(),
+        )
+        return Acoustic(mixtures=mixtures, topology=topology)
+
+    def _equal(self, utterance: int, topology: Topology) -> Ints:
+        starts, spoken = self._spoken.starts, self._spoken
+        frames = int(starts[utterance + 1] - starts[utterance])
+        return equal_states(spoken.words[utterance], frames, spoken.lexicon, topology)
+
+    def _blocks(self, utterances: Sequence[int]) -> list[tuple[int, ...]]:
+        """Utterances of like length together, as many as fit a block."""
+        lengths: NDArray[np.int64] = np.diff(self._spoken.starts)
+        blocks: list[tuple[int, ...]] = []
+        block: list[int] = []
+        frames = places = 0
+        for u in sorted(utterances, key=lambda u: (-int(lengths[u]), u)):
+            entries = self._spoken.lexicon.entries
+            size = sum(8 + 3 * sum(map(len, entries[word])) for word in self._spoken.words[u])
+            longest = int(lengths[block[0]]) if block else 0
+            full = frames + lengths[u] > _BLOCK_FRAMES or (places + size) * longest > _BLOCK_CELLS
+            if block and full:
+                blocks.append(tuple(block))
+                block, frames, places = [], 0, 0
+            block.append(u)
+            frames += int(lengths[u])
+            places += size
+        return [*blocks, tuple(block)] if block else blocks
+
+
+def _sum(parts: Sequence[Statistics]) -> Statistics:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

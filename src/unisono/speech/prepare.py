@@ -1,0 +1,237 @@
+"""From a Kaldi data directory to a PREP: features, and the aligned state of each frame."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+from pydantic import JsonValue
+
+from unisono.data import Corpus, Part, Prep, hold_out, write_prep
+from unisono.events import UserError
+from unisono.speech.aside import Reason, SetAside
+from unisono.speech.checks import Checked, Intake, check_data, long_enough
+from unisono.speech.datadir import Utterance, nothing_usable
+from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_means
+from unisono.speech.features import Features
+from unisono.speech.kit import FOLDER, Kit, Sample
+from unisono.speech.lexicon import Lexicon, Oov
+from unisono.speech.monophone import Acoustic, MonophoneTrainer, Spoken
+from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.paths import Ints
+from unisono.speech.spectrum import SHIFT_S
+
+Say = Callable[[str], None]
+# Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
+_SAMPLE = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How a corpus is prepared.
+
+    Attributes:
+        features: What the network hears.
+        intake: Which audio and which words are accepted.
+        gaussians: Gaussians of the monophone model, at most.
+        language: An ARPA file; None: n-grams of the training text.
+        order: The length of those n-grams.
+        heldout: The share of the speakers that is held out.
+        seed: Of the choice of speakers, and of the model.
+        processes: How many work at a time.
+    """
+
+    features: Features = Features.FBANK
+    intake: Intake = field(default_factory=Intake)
+    gaussians: int = 1000
+    language: Path | None = None
+    order: int = 2
+    heldout: float = 0.1
+    seed: int = 0
+    processes: int = 1
+
+    def facts(self) -> dict[str, JsonValue]:
+        """The settings, for prep.json."""
+        intake = self.intake
+        return {
+            "features": self.features.value,
+            "rate": intake.rate,
+            "channel": intake.channel,
+            "resample": intake.resample,
+            "oov": intake.oov.value,
+            "gaussians": self.gaussians,
+            "language": None if self.language is None else str(self.language),
+            "order": self.order,
+            "heldout_share": self.heldout,
+            "seed": self.seed,
+        }
+
+
+def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Say) -> Prep:
+    """Makes a PREP with everything that decoding needs.
+
+    Args:
+        data: A Kaldi data directory.
+        lexicon_file: Lines of a word and its phones.
+        out: The PREP to make.
+        how: The settings.
+        say: Takes lines that tell what happens.
+
+    Raises:
+        UserError: `out` exists, an input cannot be read, or nothing usable is left.
+    """
+    if os.path.lexists(out):
+        raise UserError(f"{out} exists already: choose another place or remove it first")
+    lexicon = Lexicon.read(lexicon_file)
+    if how.intake.oov is Oov.MAP:
+        lexicon = lexicon.with_unknown()
+    language = None if how.language is None else read_arpa(how.language).within(lexicon.words)
+    checked = check_data(data, how.intake, lexicon)
+    aside = checked.aside
+    say(f"{len(checked.utterances)} utterances at {checked.reader.rate} Hz can be used")
+    for line in aside.summary():
+        say(line)
+    heard = _hear(checked, lexicon, how, say)
+    if not heard:
+        raise nothing_usable(data, aside)
+    speakers = {utterance.speaker for utterance, _ in heard}
+    heldout = hold_out(speakers, how.heldout, how.seed)
+    with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
+        model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
+        kept = [(u, h, s) for (u, h), s in zip(heard, states, strict=True) if s is not None]
+        for (utterance, _), found in zip(heard, states, strict=True):
+            if found is None:
+                aside.add(utterance.id, Reason.NO_PATH)
+        kit = _kit(kept, heldout, lexicon, language, model, checked.reader.rate, how)
+        folder = Path(scratch) / FOLDER
+        folder.mkdir()
+        kit.write(folder)
+        aside.write(folder / "set_aside.txt")
+        files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
+    corpus = _corpus(data, kept, heldout, model)
+    if len(aside):
+        say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
+    return write_prep(out, corpus, how.facts(), beside=files)
+
+
+def _hear(
+    checked: Checked, lexicon: Lexicon, how: Preparation, say: Say
+) -> list[tuple[Utterance, Heard]]:
+    aside = SetAside() if checked.aside is None else checked.aside
+    say(f"features: {how.features.value} of {len(checked.utterances)} utterances")
+    heard = hear(
+        checked.utterances, checked.reader, how.features, aside, processes=how.processes, say=say
+    )
+    return [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
+
+
+def _align(
+    heard: Sequence[tuple[Utterance, Heard]],
+    heldout: frozenset[str],
+    lexicon: Lexicon,
+    scratch: Path,
+    how: Preparation,
+    say: Say,
+) -> tuple[Acoustic, list[Ints | None]]:
+    """Trains monophones on the speakers that are not held out, and aligns all."""
+    means = speaker_means(heard)
+    frames = np.concatenate([gaussian_frames(h.cepstra, means[u.speaker]) for u, h in heard])
+    np.save(scratch / "frames.npy", frames)
+    spoken = Spoken(
+        file=scratch / "frames.npy",
+        starts=np.cumsum([0] + [len(h.cepstra) for _, h in heard]),
+        words=[u.words for u, _ in heard],
+        lexicon=lexicon,
+    )
+    del frames
+    train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout]
+    with MonophoneTrainer(
+        spoken, gaussians=how.gaussians, seed=how.seed, processes=how.processes, say=say
+    ) as trainer:
+        model = trainer.train(train)
+        aligned = trainer.align(model, range(len(heard)))
+    return model, [aligned[n] for n in range(len(heard))]
+
+
+def _kit(
+    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    heldout: frozenset[str],
+    lexicon: Lexicon,
+    language: Ngrams | None,
+    model: Acoustic,
+    rate: int,
+    how: Preparation,
+) -> Kit:
+    whole = tuning = language
+    if whole is None or tuning is None:
+        said = [(u.words, u.speaker in heldout) for u, _, _ in kept]
+        whole = estimate([words for words, _ in said], lexicon.words, how.order)
+        tuning = estimate([words for words, out in said if not out], lexicon.words, how.order)
+    return Kit(
+        features=how.features,
+        rate=rate,
+        lexicon=lexicon,
+        acoustic=model,
+        language=whole,
+        tuning_language=tuning,
+        sample=_sample([(u, h) for u, h, _ in kept if u.speaker in heldout]),
+    )
+
+
+def _sample(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
+    """Some held-out utterances, evenly spread over the speakers."""
+    if not heldout:
+        return None
+    means = speaker_means(heldout)
+    everything = network_frames(heldout)
+    some = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, _SAMPLE)})
+    return Sample(
+        starts=np.cumsum([0] + [len(heldout[n][1].network) for n in some]),
+        network=np.concatenate([everything[n] for n in some]),
+        gaussian=np.concatenate(
+            [gaussian_frames(heldout[n][1].cepstra, means[heldout[n][0].speaker]) for n in some]
+        ),
+        words=[heldout[n][0].words for n in some],
+    )
+
+
+def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]:
+    """What the network hears, each speaker's frames to mean 0 and standard deviation 1."""
+    corpus = Corpus(
+        origin="speech",
+        frames=np.concatenate([h.network for _, h in heard]),
+        states=np.zeros(0, dtype=np.int64),
+        starts=np.cumsum([0] + [len(h.network) for _, h in heard]),
+        utterances=[u.id for u, _ in heard],
+        speakers=[u.speaker for u, _ in heard],
+        parts=[Part.TEST] * len(heard),
+        state_count=1,
+    )
+    mean, std = corpus.speaker_moments()
+    rows = {name: row for row, name in enumerate(corpus.speaker_names())}
+    return [(h.network - mean[rows[u.speaker]]) / std[rows[u.speaker]] for u, h in heard]
+
+
+def _corpus(
+    data: Path,
+    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    heldout: frozenset[str],
+    model: Acoustic,
+) -> Corpus:
+    frames = np.concatenate([h.network for _, h, _ in kept])
+    return Corpus(
+        origin=str(data),
+        frames=frames.astype(np.float16) if np.abs(frames).max() < 1000 else frames,
+        states=np.concatenate([s for _, _, s in kept]),
+        starts=np.cumsum([0] + [len(h.network) for _, h, _ in kept]),
+        utterances=[u.id for u, _, _ in kept],
+        speakers=[u.speaker for u, _, _ in kept],
+        parts=[Part.HELDOUT if u.speaker in heldout else Part.TRAIN for u, _, _ in kept],
+        state_count=model.topology.states,
+        frame_shift=timedelta(seconds=SHIFT_S),
+    )
