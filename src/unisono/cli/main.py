@@ -7,6 +7,7 @@ import sys
 import typer
 
 from unisono.cli.bench import bench
+from unisono.cli.decode import decode
 from unisono.cli.demo import demo
 from unisono.cli.launch import launch
 from unisono.cli.prepare import prepare
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(prepare)
 app.command()(train)
+app.command()(decode)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.command()(bench)
 app.command()(report)
