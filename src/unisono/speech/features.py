@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from unisono.speech.deltas import add_deltas
+from unisono.speech.pitch import pitch, process
 from unisono.speech.spectrum import TINY, Array, band_centres, mel_bank, spectra
 
 _LIFTER = 22
@@ -20,11 +22,18 @@ class Features(str, Enum):
     FBANK = "fbank"
     MFCC = "mfcc"
     PLP = "plp"
+    PLP_PITCH = "plp-pitch"
 
 
 def compute(kind: Features, samples: Array, rate: int) -> Array:
     """Computes the features of an utterance: frames x dimensions."""
-    return {Features.FBANK: fbank, Features.MFCC: mfcc, Features.PLP: plp}[kind](samples, rate)
+    makers = {
+        Features.FBANK: fbank,
+        Features.MFCC: mfcc,
+        Features.PLP: plp,
+        Features.PLP_PITCH: plp_pitch,
+    }
+    return makers[kind](samples, rate)
 
 
 def fbank(samples: Array, rate: int, *, bands: int = 40) -> Array:
@@ -73,6 +82,13 @@ def plp(samples: Array, rate: int, *, ceps: int = 13, bands: int = 23) -> Array:
         cepstra[:, i] = -predictor[:, i - 1] - tail / i
     cepstra[:, 1:] *= _lifter(ceps)[1:]
     return cepstra
+
+
+def plp_pitch(samples: Array, rate: int) -> Array:
+    """PLP and normalised log pitch, with first and second differences: 42 dimensions."""
+    spoken = plp(samples, rate)
+    sung = process(pitch(samples, rate))[: len(spoken), 1:2]
+    return add_deltas(np.concatenate([spoken[: len(sung)], sung], axis=1))
 
 
 def _durbin(correlation: Array) -> Array:
