@@ -14,6 +14,7 @@ from unisono.speech.graph import Ingredients, build_graph, cached_graph, penalis
 from unisono.speech.lexicon import Lexicon
 from unisono.speech.ngram import BEGIN, END, Gram, Ngrams, estimate
 from unisono.speech.topology import Topology
+from unisono.speech.tying import Ask, Side, Tying
 
 pytest.importorskip("kaldifst", reason="the speech extra is not installed")
 
@@ -22,13 +23,26 @@ LEXICON = Lexicon(
 )
 TEXT = [["a", "ab"], ["ab"], ["oh", "a", "ab"], ["ab", "a"], ["sil"]]
 SILENCE = 0.3
+TOPOLOGY = Topology.start(LEXICON.phones)
 
 
-def ingredients(order: int) -> Ingredients:
+A, B = 1, 2
+ASKING = Tying(
+    trees=(
+        tuple(range(5)),
+        (Ask(Side.LEFT, frozenset([0]), 5, 6), 7, Ask(Side.RIGHT, frozenset([A, 0]), 8, 9)),
+        (10, Ask(Side.LEFT, frozenset([A]), 11, Ask(Side.RIGHT, frozenset([B]), 12, 13)), 14),
+    ),
+    states=15,
+)
+
+
+def ingredients(order: int, tying: Tying | None = None) -> Ingredients:
     return Ingredients(
         lexicon=LEXICON,
         language=estimate(TEXT, LEXICON.words, order),
-        topology=Topology.start(LEXICON.phones),
+        topology=TOPOLOGY,
+        tying=tying or Tying.none(TOPOLOGY),
         silence=SILENCE,
     )
 
@@ -98,12 +112,13 @@ def _relax(
         queue.append(target)
 
 
+@pytest.mark.parametrize("tying", [None, ASKING])
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_costs_are_the_sum_of_the_parts(order: int) -> None:
-    parts = ingredients(order)
+def test_costs_are_the_sum_of_the_parts(order: int, tying: Tying | None) -> None:
+    parts = ingredients(order, tying)
     machine = build_graph(parts)
     labels = {word: label for label, word in enumerate(parts.words)}
-    scores, first = parts.topology.scores(), parts.topology.first
+    scores = parts.topology.scores()
     names = {name: number for number, name in enumerate(parts.topology.phones)}
     sentences = [["a"], ["oh"], ["ab", "a"], ["oh", "ab", "ab"], ["sil", "a"]]
     for sentence in sentences:
@@ -111,7 +126,8 @@ def test_costs_are_the_sum_of_the_parts(order: int) -> None:
         for variant in itertools.product(*[LEXICON.entries[word] for word in sentence]):
             phones = [names[phone] for said in variant for phone in said]
             rows = {0: [0, 1, 4], 1: [0, 1, 1, 2], 2: [0, 0, 1, 2]}
-            states = [int(first[p]) + s for p in phones for s in rows[p]]
+            around = zip([0, *phones], phones, [*phones[1:], 0], strict=False)
+            states = [parts.tying.row(a, p, b)[s] for a, p, b in around for s in rows[p]]
             moves = sum(
                 scores[p, i, j] for p in phones for i, j in itertools.pairwise([*rows[p], 5])
             )

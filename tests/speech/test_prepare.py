@@ -119,7 +119,7 @@ def test_a_broken_kit_is_one_line(
     (tmp_path / "speech").mkdir()
     for file in (made[2].path / "speech").iterdir():
         (tmp_path / "speech" / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "speech" / "monophone.npz").write_bytes(b"PK")
+    (tmp_path / "speech" / "gaussians.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="broken") as caught:
         Kit.read(tmp_path)
     assert "\n" not in str(caught.value)

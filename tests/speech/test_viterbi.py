@@ -11,6 +11,7 @@ import pytest
 from unisono.speech.lexicon import Lexicon
 from unisono.speech.paths import equal_states, lay_paths
 from unisono.speech.topology import Topology
+from unisono.speech.tying import Tying
 from unisono.speech.viterbi import Block
 
 LEXICON = Lexicon(entries={"a": [("A",)], "ab": [("A", "B"), ("B",)]})
@@ -77,7 +78,7 @@ def test_the_best_path_of_each_utterance(seed: int) -> None:
     random = np.random.default_rng(seed)
     spoken = [(["a"], 5), (["ab"], 8), (["a", "ab"], 9), (["a"], 2)]
     likes = [random.normal(0, 3, (n, TOPOLOGY.states)).astype(np.float32) for _, n in spoken]
-    paths = [lay_paths(words, LEXICON, TOPOLOGY) for words, _ in spoken]
+    paths = [lay_paths(words, LEXICON, TOPOLOGY, Tying.none(TOPOLOGY)) for words, _ in spoken]
     block = Block(paths, [n for _, n in spoken])
     found = block.find(np.concatenate(likes), TOPOLOGY.scores(), SILENCE, 0.7)
     assert found.reached.tolist() == [True, True, True, False]

@@ -13,7 +13,7 @@ from unisono.events import UserError
 from unisono.speech.checks import Intake
 from unisono.speech.features import Features
 from unisono.speech.lexicon import Oov
-from unisono.speech.prepare import Preparation
+from unisono.speech.prepare import Preparation, Tie
 from unisono.speech.prepare import prepare as prepare_speech
 
 
@@ -52,9 +52,14 @@ def prepare(
     allow_pipes: Annotated[
         bool, typer.Option("--allow-pipes", help="Run the commands in wav.scp.")
     ] = False,
+    tying: Annotated[
+        Tie, typer.Option(help="States of phones in context: not told apart, or by a tree.")
+    ] = Tie.NONE,
+    states: Annotated[int, typer.Option(help="Tied states, at most.", min=1)] = 1800,
     gaussians: Annotated[
-        int, typer.Option(help="Gaussians of the monophone model, at most.", min=1)
-    ] = 1000,
+        int,
+        typer.Option(help="Gaussians, at most; 0: 1000, with a tree 9000.", min=0),
+    ] = 0,
     processes: Annotated[int, typer.Option(help="Processes at a time; 0: one a core.", min=0)] = 0,
 ) -> None:
     """Align speech, or convert frames and states, to prepared data that `unisono train` reads."""
@@ -72,6 +77,8 @@ def prepare(
         how = Preparation(
             features=features,
             intake=intake,
+            tying=tying,
+            states=states,
             gaussians=gaussians,
             language=lm,
             order=order,

@@ -16,7 +16,9 @@ from unisono.speech.deltas import add_deltas
 from unisono.speech.features import Features, compute, mfcc
 
 Frames = NDArray[np.float32]
+Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 _TOLD_EVERY = 1000
+_SMALLEST_STD = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,17 +80,22 @@ def hear(
     return heard
 
 
-def speaker_means(heard: Sequence[tuple[Utterance, Heard]]) -> dict[str, NDArray[np.float64]]:
-    """The mean of each speaker's cepstra."""
-    totals: dict[str, NDArray[np.float64]] = {}
-    counts: dict[str, int] = {}
+def speaker_moments(heard: Sequence[tuple[Utterance, Heard]]) -> dict[str, Moments]:
+    """Mean and standard deviation of each speaker's cepstra."""
+    sums: dict[str, list[NDArray[np.float64]]] = {}
     for utterance, features in heard:
-        name = utterance.speaker
-        totals[name] = totals.get(name, 0.0) + features.cepstra.sum(0, dtype=np.float64)
-        counts[name] = counts.get(name, 0) + len(features.cepstra)
-    return {name: total / counts[name] for name, total in totals.items()}
+        x = features.cepstra.astype(np.float64)
+        own = [np.full(x.shape[1], float(len(x))), x.sum(0), (x**2).sum(0)]
+        known = sums.setdefault(utterance.speaker, [np.zeros(x.shape[1]) for _ in own])
+        sums[utterance.speaker] = [a + b for a, b in zip(known, own, strict=True)]
+    moments = {}
+    for name, (count, total, square) in sums.items():
+        mean = total / count
+        moments[name] = mean, np.sqrt(np.maximum(square / count - mean**2, _SMALLEST_STD**2))
+    return moments
 
 
-def gaussian_frames(cepstra: Frames, mean: NDArray[np.float64]) -> Frames:
-    """What the Gaussians hear: cepstra less the speaker's mean, with two differences."""
-    return add_deltas(cepstra - mean).astype(np.float32)
+def gaussian_frames(cepstra: Frames, moments: Moments) -> Frames:
+    """What the Gaussians hear: cepstra normalised by speaker, with two differences."""
+    mean, std = moments
+    return add_deltas((cepstra - mean) / std).astype(np.float32)

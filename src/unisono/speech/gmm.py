@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Frames = NDArray[np.float32]
 
-_VARIANCE_FLOOR = 0.01
+VARIANCE_FLOOR = 1e-4
 _FEWEST_FRAMES = 20.0
 _SPLIT_POWER = 0.25
 _SPLIT_STEP = 0.01
@@ -114,7 +114,7 @@ class Mixtures:
         enough = statistics.count > 2.0
         count = np.maximum(statistics.count, 1e-10)[:, None]
         means = statistics.total / count
-        variances = np.maximum(statistics.square / count - means**2, _VARIANCE_FLOOR)
+        variances = np.maximum(statistics.square / count - means**2, VARIANCE_FLOOR)
         held = np.maximum(statistics.count, 1e-3)
         sums = np.add.reduceat(held, self.starts[:-1])
         return Mixtures(

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +18,13 @@ from unisono.speech.fst import Machine
 from unisono.speech.lexicon import SILENCE, Lexicon
 from unisono.speech.ngram import BEGIN, END, Gram, Ngrams
 from unisono.speech.packages import package
-from unisono.speech.topology import Topology
+from unisono.speech.topology import LEAVE, Topology
+from unisono.speech.tying import Tying
 
-_LEAVE = 5
 _NATURAL = math.log(10)
+
+Row = tuple[int, tuple[int, ...]]
+"""A phone and its states."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,13 +34,15 @@ class Ingredients:
     Attributes:
         lexicon: Words and their phones.
         language: The language model.
-        topology: The states of the phones.
+        topology: The phones and the moves inside them.
+        tying: The states of phones between their neighbours.
         silence: The probability of silence between words.
     """
 
     lexicon: Lexicon
     language: Ngrams
     topology: Topology
+    tying: Tying
     silence: float
 
     @property
@@ -51,6 +57,7 @@ class Ingredients:
             sorted(self.lexicon.entries.items()),
             [sorted(table.items()) for table in self.language.tables],
             self.topology.phones,
+            self.tying.to_json(),
             self.silence,
         ):
             digest.update(repr(part).encode())
@@ -81,25 +88,62 @@ def build_graph(ingredients: Ingredients) -> Machine:
     """Builds the graph: input label = state + 1, output label = place in `words`.
 
     Lexicon and language model are composed, determinised and minimised as transducers from
-    phones to words; extra symbols keep homophones apart until that is done. Then each phone's
-    arcs are replaced by its states: an arc into state j of a phone reads a frame in state j.
-    Arcs with the same phone that end in the same place share their states.
+    phones to words; extra symbols keep homophones apart until that is done. Where states depend
+    on neighbours, phones are replaced by phones in context, those with the same states are
+    given one label, and the result is determinised and minimised again. Then each label's arcs
+    are replaced by its states: an arc into a state reads a frame in that state. Arcs with the
+    same label that end in the same place share their states.
     """
     kaldifst = package("kaldifst")
+    phones = len(ingredients.topology.phones)
     with tempfile.TemporaryDirectory(prefix="unisono-graph-") as folder:
         scratch = Path(folder) / "machine.fst"
-        lexicon, grammar = _lexicon(ingredients), _grammar(ingredients)
-        lexicon.write(scratch)
-        left = kaldifst.StdVectorFst.read(str(scratch))
-        grammar.write(scratch)
-        right = kaldifst.StdVectorFst.read(str(scratch))
+        left = _load(_lexicon(ingredients), scratch)
+        right = _load(_grammar(ingredients), scratch)
         kaldifst.arcsort(left, "olabel")
         kaldifst.arcsort(right, "ilabel")
         both = kaldifst.StdVectorFst(kaldifst.compose(left, right))
         kaldifst.determinize_star(both, use_log=True)
         kaldifst.minimize_encoded(both)
+        rows: list[Row] = [(p, ingredients.tying.row(0, p, 0)) for p in range(phones)]
+        if ingredients.tying.contextual:
+            both, rows = _in_context(both, ingredients, scratch)
         both.write(str(scratch))
-        return _expand(Machine.read(scratch), ingredients.topology)
+        return _expand(Machine.read(scratch), rows, ingredients.topology)
+
+
+def _load(machine: Machine, scratch: Path) -> Any:
+    machine.write(scratch)
+    return package("kaldifst").StdVectorFst.read(str(scratch))
+
+
+def _in_context(fst: Any, ingredients: Ingredients, scratch: Path) -> tuple[Any, list[Row]]:
+    """From phones to phones in context; returns what each label of the result stands for."""
+    kaldifst = package("kaldifst")
+    phones = len(ingredients.topology.phones)
+    fst.write(str(scratch))
+    used = np.unique(Machine.read(scratch).input)
+    extra = [int(label) for label in used if label > phones]
+    fst, windows = kaldifst.compose_context(extra, 3, 1, fst)
+    fst.write(str(scratch))
+    machine = Machine.read(scratch)
+    known: dict[Row, int] = {}
+    labels = np.zeros(len(windows), dtype=np.int64)
+    others = []
+    for number, window in enumerate(windows):
+        if len(window) == 3:
+            # Beyond either end of an utterance lies silence, phone 0.
+            before, phone, after = (max(label - 1, 0) for label in window)
+            row = phone, ingredients.tying.row(before, phone, after)
+            labels[number] = known.setdefault(row, len(known) + 1)
+        elif window and window[0] != 0:
+            others.append(number)
+    labels[others] = len(known) + 1 + np.arange(len(others))
+    fst = _load(replace(machine, input=labels[machine.input]), scratch)
+    # Not in the log semiring: it would add up ways that the decoder takes the best of.
+    kaldifst.determinize_star(fst)
+    kaldifst.minimize_encoded(fst)
+    return fst, list(known)
 
 
 def _lexicon(ingredients: Ingredients) -> Machine:
@@ -174,41 +218,44 @@ def _grammar(ingredients: Ingredients) -> Machine:
     return Machine.of(arcs, final, start=nearest((BEGIN,)))
 
 
-def _expand(machine: Machine, topology: Topology) -> Machine:
-    """Puts the states of each phone in the place of its arcs, and takes extra symbols away."""
+def _expand(machine: Machine, rows: list[Row], topology: Topology) -> Machine:
+    """Puts states in the place of each label's arcs, and takes extra symbols away."""
     costs = -topology.scores()
-    spoken = (machine.input > 0) & (machine.input <= len(topology.phones))
-    phone = machine.input - 1
-    pairs, which = np.unique(
-        np.stack([phone[spoken], machine.target[spoken]]), axis=1, return_inverse=True
-    )
-    sizes = np.diff(topology.first)[pairs[0]]
+    spoken = (machine.input > 0) & (machine.input <= len(rows))
+    label = machine.input[spoken] - 1
+    phones = np.array([phone for phone, _ in rows])
+    entered = np.array([states[0] for _, states in rows])
+    pairs, which = np.unique(np.stack([label, machine.target[spoken]]), axis=1, return_inverse=True)
+    sizes = np.diff(topology.first)[phones[pairs[0]]]
     base = len(machine.final) + np.cumsum(sizes) - sizes
+    silent = np.zeros(int((~spoken).sum()), dtype=np.int64)
     pieces = [
         (
             machine.source[spoken],
             base[which.ravel()],
-            topology.first[phone[spoken]] + 1,
+            entered[label] + 1,
             machine.output[spoken],
             machine.weight[spoken],
         ),
         (
             machine.source[~spoken],
             machine.target[~spoken],
-            np.zeros(int((~spoken).sum()), dtype=np.int64),
+            silent,
             machine.output[~spoken],
             machine.weight[~spoken],
         ),
     ]
-    for number in range(len(topology.phones)):
-        mine = pairs[0] == number
+    order = np.argsort(pairs[0], kind="stable")
+    ends = np.searchsorted(pairs[0][order], np.arange(len(rows) + 1))
+    for number, (phone, states) in enumerate(rows):
+        mine = order[ends[number] : ends[number + 1]]
         first, after = base[mine], pairs[1, mine]
-        silent = np.zeros(len(first), dtype=np.int64)
-        for i, j in np.argwhere(topology.moves[number] > 0):
-            label = 0 if j == _LEAVE else topology.first[number] + j + 1
-            target = after if j == _LEAVE else first + j
-            weight = np.full(len(first), costs[number, i, j])
-            pieces.append((first + i, target, silent + label, silent, weight))
+        none = np.zeros(len(mine), dtype=np.int64)
+        for i, j in np.argwhere(topology.moves[phone] > 0).tolist():
+            read = none if j == LEAVE else none + states[j] + 1
+            target = after if j == LEAVE else first + j
+            weight = np.full(len(mine), costs[phone, i, j], dtype=np.float32)
+            pieces.append((first + i, target, read, none, weight))
     source, target, read, written, weight = (
         np.concatenate(column) for column in zip(*pieces, strict=True)
     )

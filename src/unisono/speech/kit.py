@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.events import UserError
+from unisono.speech.alignment import Acoustic
 from unisono.speech.features import Features
 from unisono.speech.gmm import Mixtures
 from unisono.speech.lexicon import Lexicon
-from unisono.speech.monophone import Acoustic
 from unisono.speech.ngram import Ngrams, read_arpa
 from unisono.speech.topology import Topology
+from unisono.speech.tying import Tying
 
 FOLDER = "speech"
 """The folder's name within a PREP or a run."""
@@ -50,7 +51,7 @@ class Kit:
         features: What the network hears.
         rate: The sample rate in Hz.
         lexicon: The words.
-        acoustic: The monophone model; its topology is the network's, too.
+        acoustic: The Gaussian model; its phones and states are the network's, too.
         language: The language model of all training text.
         tuning_language: The one without the text of the held-out speakers, to tune with.
         sample: Held-out utterances; none where no speaker was held out.
@@ -75,12 +76,14 @@ class Kit:
             "words": None if self.sample is None else [" ".join(w) for w in self.sample.words],
         }
         (folder / "speech.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        tree = json.dumps(self.acoustic.tying.to_json())
+        (folder / "tree.json").write_text(tree + "\n", encoding="utf-8")
         self.lexicon.write(folder / "lexicon.txt")
         self.language.write(folder / "lm.arpa")
         self.tuning_language.write(folder / "lm_tuning.arpa")
         mixtures, topology = self.acoustic.mixtures, self.acoustic.topology
         np.savez(
-            folder / "monophone.npz",
+            folder / "gaussians.npz",
             starts=mixtures.starts,
             weights=mixtures.weights,
             means=mixtures.means,
@@ -113,13 +116,19 @@ class Kit:
             facts = json.loads((folder / "speech.json").read_text(encoding="utf-8"))
             if facts["format_version"] != _FORMAT_VERSION:
                 raise UserError(f"{folder} was made by another version of unisono: prepare it anew")
-            model = _arrays(folder / "monophone.npz")
+            model = _arrays(folder / "gaussians.npz")
             topology = Topology(
                 phones=tuple(facts["phones"]), first=model["first"], moves=model["moves"]
             )
             names = ("starts", "weights", "means", "variances")
             mixtures = Mixtures(**{name: model[name] for name in names})
-            silence = float(facts["silence"])
+            tree = json.loads((folder / "tree.json").read_text(encoding="utf-8"))
+            acoustic = Acoustic(
+                mixtures=mixtures,
+                topology=topology,
+                tying=Tying.from_json(tree),
+                silence=float(facts["silence"]),
+            )
             sample = None
             if facts["words"] is not None:
                 arrays = _arrays(folder / "heldout.npz")
@@ -133,7 +142,7 @@ class Kit:
                 features=Features(facts["features"]),
                 rate=int(facts["rate"]),
                 lexicon=Lexicon.read(folder / "lexicon.txt"),
-                acoustic=Acoustic(mixtures=mixtures, topology=topology, silence=silence),
+                acoustic=acoustic,
                 language=read_arpa(folder / "lm.arpa"),
                 tuning_language=read_arpa(folder / "lm_tuning.arpa"),
                 sample=sample,

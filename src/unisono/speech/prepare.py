@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,14 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.events import UserError
-from unisono.speech.aside import Reason, SetAside
+from unisono.speech.alignment import Acoustic, Spoken, Trainer
+from unisono.speech.aside import Reason
 from unisono.speech.checks import Checked, Intake, check_data, long_enough
 from unisono.speech.datadir import Utterance, nothing_usable
-from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_means
+from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
 from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit, Sample
 from unisono.speech.lexicon import Lexicon, Oov
-from unisono.speech.monophone import Acoustic, MonophoneTrainer, Spoken
 from unisono.speech.ngram import Ngrams, estimate, read_arpa
 from unisono.speech.paths import Ints
 from unisono.speech.spectrum import SHIFT_S
@@ -29,6 +30,15 @@ from unisono.speech.spectrum import SHIFT_S
 Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
 _SAMPLE = 200
+_MONOPHONE_GAUSSIANS = 1000
+_TRIPHONE_GAUSSIANS = 9000
+
+
+class Tie(str, Enum):
+    """How states of phones in context are tied."""
+
+    NONE = "none"
+    TREE = "tree"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +48,9 @@ class Preparation:
     Attributes:
         features: What the network hears.
         intake: Which audio and which words are accepted.
-        gaussians: Gaussians of the monophone model, at most.
+        tying: How states are tied.
+        states: Tied states, at most.
+        gaussians: Gaussians of the model, at most; 0: 1000 for monophones, 9000 for tied states.
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         heldout: The share of the speakers that is held out.
@@ -48,7 +60,9 @@ class Preparation:
 
     features: Features = Features.FBANK
     intake: Intake = field(default_factory=Intake)
-    gaussians: int = 1000
+    tying: Tie = Tie.NONE
+    states: int = 1800
+    gaussians: int = 0
     language: Path | None = None
     order: int = 2
     heldout: float = 0.1
@@ -64,6 +78,8 @@ class Preparation:
             "channel": intake.channel,
             "resample": intake.resample,
             "oov": intake.oov.value,
+            "tying": self.tying.value,
+            "states": self.states,
             "gaussians": self.gaussians,
             "language": None if self.language is None else str(self.language),
             "order": self.order,
@@ -122,7 +138,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
 def _hear(
     checked: Checked, lexicon: Lexicon, how: Preparation, say: Say
 ) -> list[tuple[Utterance, Heard]]:
-    aside = SetAside() if checked.aside is None else checked.aside
+    aside = checked.aside
     say(f"features: {how.features.value} of {len(checked.utterances)} utterances")
     heard = hear(
         checked.utterances, checked.reader, how.features, aside, processes=how.processes, say=say
@@ -138,9 +154,9 @@ def _align(
     how: Preparation,
     say: Say,
 ) -> tuple[Acoustic, list[Ints | None]]:
-    """Trains monophones on the speakers that are not held out, and aligns all."""
-    means = speaker_means(heard)
-    frames = np.concatenate([gaussian_frames(h.cepstra, means[u.speaker]) for u, h in heard])
+    """Trains on the speakers that are not held out, and aligns all."""
+    moments = speaker_moments(heard)
+    frames = np.concatenate([gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard])
     np.save(scratch / "frames.npy", frames)
     spoken = Spoken(
         file=scratch / "frames.npy",
@@ -150,10 +166,16 @@ def _align(
     )
     del frames
     train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout]
-    with MonophoneTrainer(
-        spoken, gaussians=how.gaussians, seed=how.seed, processes=how.processes, say=say
-    ) as trainer:
-        model = trainer.train(train)
+    with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
+        if how.tying is Tie.NONE:
+            model = trainer.monophones(train, how.gaussians or _MONOPHONE_GAUSSIANS)
+        else:
+            model = trainer.triphones(
+                trainer.monophones(train, _MONOPHONE_GAUSSIANS),
+                train,
+                most=how.states,
+                gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
+            )
         aligned = trainer.align(model, range(len(heard)))
     return model, [aligned[n] for n in range(len(heard))]
 
@@ -187,14 +209,14 @@ def _sample(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
     """Some held-out utterances, evenly spread over the speakers."""
     if not heldout:
         return None
-    means = speaker_means(heldout)
+    moments = speaker_moments(heldout)
     everything = network_frames(heldout)
     some = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, _SAMPLE)})
     return Sample(
         starts=np.cumsum([0] + [len(heldout[n][1].network) for n in some]),
         network=np.concatenate([everything[n] for n in some]),
         gaussian=np.concatenate(
-            [gaussian_frames(heldout[n][1].cepstra, means[heldout[n][0].speaker]) for n in some]
+            [gaussian_frames(heldout[n][1].cepstra, moments[heldout[n][0].speaker]) for n in some]
         ),
         words=[heldout[n][0].words for n in some],
     )
@@ -232,6 +254,6 @@ def _corpus(
         utterances=[u.id for u, _, _ in kept],
         speakers=[u.speaker for u, _, _ in kept],
         parts=[Part.HELDOUT if u.speaker in heldout else Part.TRAIN for u, _, _ in kept],
-        state_count=model.topology.states,
+        state_count=model.tying.states,
         frame_shift=timedelta(seconds=SHIFT_S),
     )

@@ -13,7 +13,8 @@ from unisono.speech.lexicon import NOISE, SILENCE
 FEWEST_FRAMES = 3
 """Frames that any phone takes at least."""
 _WIDEST = 5
-_LEAVE = _WIDEST
+LEAVE = _WIDEST
+"""The column of the moves that leaves a phone."""
 _SELF_SCALE = 0.1
 _SMALLEST = 0.01
 
@@ -21,7 +22,7 @@ _SMALLEST = 0.01
 def _speech() -> NDArray[np.float64]:
     """Three states in a row, each kept with probability 3/4."""
     moves = np.zeros((_WIDEST, _WIDEST + 1))
-    for state, after in ((0, 1), (1, 2), (2, _LEAVE)):
+    for state, after in ((0, 1), (1, 2), (2, LEAVE)):
         moves[state, state], moves[state, after] = 0.75, 0.25
     return moves
 
@@ -31,7 +32,7 @@ def _silence() -> NDArray[np.float64]:
     moves = np.zeros((_WIDEST, _WIDEST + 1))
     moves[0, :4] = 0.25
     moves[1:4, 1:5] = 0.25
-    moves[4, 4], moves[4, _LEAVE] = 0.75, 0.25
+    moves[4, 4], moves[4, LEAVE] = 0.75, 0.25
     return moves
 
 

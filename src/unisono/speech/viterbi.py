@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from unisono.speech.gmm import Frames
 from unisono.speech.paths import Ints, Paths
-
-_LEAVE = 5
+from unisono.speech.topology import LEAVE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,15 +151,13 @@ class Block:
             # An utterance without a path leads outside; it stays where it is.
             now[live] = np.maximum(self._before[choice[t, at], at], 0)
         after = np.append(self._instance[place][1:], -1)
-        move = np.where(
-            after == self._instance[place], np.append(self._local[place][1:], 0), _LEAVE
-        )
-        move[self._starts[1:] - 1] = _LEAVE
+        move = np.where(after == self._instance[place], np.append(self._local[place][1:], 0), LEAVE)
+        move[self._starts[1:] - 1] = LEAVE
         good = np.repeat(reached, self._lengths)
         counts = np.zeros(shape)
         chosen = place[good]
         np.add.at(counts, (self._phone[chosen], self._local[chosen], move[good]), 1)
-        left = (move == _LEAVE) & good & self._gap[self._instance[place]]
+        left = (move == LEAVE) & good & self._gap[self._instance[place]]
         return Found(
             states=self._state[place], reached=reached, moves=counts, silences=int(left.sum())
         )

@@ -18,7 +18,7 @@ from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.decoding import Decoder, Words
-from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_means
+from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_arpa
@@ -61,7 +61,7 @@ class Ear:
         self.kit = Kit.read(place)
         self.cache: Path | None = None
         self._network: Network | None = None
-        self.name = "monophone"
+        self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
         if (place / "config.toml").is_file():
             run = RunDirectory.open(place)
             self._network = Network(run)
@@ -80,9 +80,9 @@ class Ear:
         """Log-likelihoods of utterances, frames x states each."""
         if self._network is not None:
             return [self._network_likes(frames) for frames in network_frames(heard)]
-        means = speaker_means(heard)
+        moments = speaker_moments(heard)
         likes = self.kit.acoustic.mixtures.loglikes
-        return [likes(gaussian_frames(h.cepstra, means[u.speaker])) for u, h in heard]
+        return [likes(gaussian_frames(h.cepstra, moments[u.speaker])) for u, h in heard]
 
     def hear_sample(self) -> list[Frames]:
         """Log-likelihoods of the held-out utterances that the kit has."""
@@ -175,6 +175,7 @@ def _ingredients(kit: Kit, language: Ngrams) -> Ingredients:
         lexicon=kit.lexicon,
         language=language,
         topology=kit.acoustic.topology,
+        tying=kit.acoustic.tying,
         silence=kit.acoustic.silence,
     )
 

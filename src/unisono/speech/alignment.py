@@ -1,4 +1,4 @@
-"""Monophone models from a flat start, by Viterbi training with growing mixtures."""
+"""Models from a flat start, by Viterbi training with growing mixtures; and their alignments."""
 
 from __future__ import annotations
 
@@ -10,34 +10,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.speech.crew import Crew
-from unisono.speech.gmm import Frames, Mixtures, Statistics
+from unisono.speech.gmm import VARIANCE_FLOOR, Frames, Mixtures, Statistics
 from unisono.speech.lexicon import Lexicon
 from unisono.speech.paths import Ints, equal_states, lay_paths
 from unisono.speech.topology import Topology
+from unisono.speech.tree import Contexts, contexts_of, count_contexts, grow_tying
+from unisono.speech.tying import Tying, leaves
 from unisono.speech.viterbi import Block, Found
 
 ALIGNMENT_SCALE = 0.1
-_PASSES = 40
-_GROWING = 30
-_REALIGN = {*range(1, 11), 12, 14, 16, 18, 20, 23, 26, 29, 32, 35, 38}
 _SILENCE = 0.5
 # A block's table of choices has at most this many entries.
 _BLOCK_CELLS = 40_000_000
 _BLOCK_FRAMES = 24_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How a model is trained.
+
+    Attributes:
+        passes: Re-estimations.
+        growing: In how many of them, from the first, mixtures grow.
+        realign: The passes (from 0) before which the best paths are found anew.
+    """
+
+    passes: int
+    growing: int
+    realign: frozenset[int]
+
+
+MONOPHONES = Schedule(
+    passes=40,
+    growing=30,
+    realign=frozenset({*range(1, 11), 12, 14, 16, 18, 20, 23, 26, 29, 32, 35, 38}),
+)
+TRIPHONES = Schedule(passes=34, growing=25, realign=frozenset({10, 20, 30}))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Acoustic:
-    """A monophone model: what states sound like, and how they follow each other.
+    """A model: what states sound like, and how they follow each other.
 
     Attributes:
         mixtures: A mixture a state.
-        topology: The states of the phones and the moves between them.
+        topology: The phones and the moves inside them.
+        tying: The states of phones between their neighbours.
         silence: The probability of silence between two words.
     """
 
     mixtures: Mixtures
     topology: Topology
+    tying: Tying
     silence: float = _SILENCE
 
 
@@ -81,6 +105,7 @@ class _Hearing:
 
     spoken: Spoken
     frames: Frames
+    tying: Tying | None = None
     laid: dict[tuple[int, ...], Block] = field(default_factory=dict)
 
 
@@ -94,10 +119,14 @@ def _work(hearing: _Hearing, task: _Task) -> _Done:
     frames = np.concatenate([hearing.frames[first:last] for first, last in bounds])
     states, found = task.states, None
     if states is None:
+        if hearing.tying != task.model.tying:
+            hearing.tying = task.model.tying
+            hearing.laid.clear()
         block = hearing.laid.get(task.block)
         if block is None:
             paths = [
-                lay_paths(spoken.words[u], spoken.lexicon, task.model.topology) for u in task.block
+                lay_paths(spoken.words[u], spoken.lexicon, task.model.topology, task.model.tying)
+                for u in task.block
             ]
             block = Block(paths, [last - first for first, last in bounds])
             hearing.laid[task.block] = block
@@ -115,56 +144,90 @@ def _work(hearing: _Hearing, task: _Task) -> _Done:
     return _Done(states=states, found=found, statistics=statistics)
 
 
-class MonophoneTrainer:
-    """Trains monophones and aligns with them.
+class Trainer:
+    """Trains models and aligns with them.
 
     A pass finds for each utterance the best path through its transcript (in most passes it
     keeps the one that it had), counts, re-estimates, and lets the mixtures grow evenly over the
-    first 30 of 40 passes. Blocks of utterances are the same, and are added up in the same order,
-    for any number of processes: so is the result.
+    first passes. Blocks of utterances are the same, and are added up in the same order, for any
+    number of processes: so is the result.
     """
 
     def __init__(
-        self,
-        spoken: Spoken,
-        *,
-        gaussians: int,
-        seed: int,
-        processes: int,
-        say: Callable[[str], None],
+        self, spoken: Spoken, *, seed: int, processes: int, say: Callable[[str], None]
     ) -> None:
         """Opens the frames.
 
         Args:
             spoken: Frames and transcripts.
-            gaussians: Gaussians in all, where there are frames enough for so many.
             seed: Of the directions in which Gaussians are split.
             processes: How many work at a time.
             say: Takes a line a pass.
         """
         self._spoken = spoken
-        self._gaussians = gaussians
         self._seed = seed
         self._say = say
         self._crew = Crew(processes, _open, spoken)
 
-    def __enter__(self) -> MonophoneTrainer:
+    def __enter__(self) -> Trainer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._crew.close()
 
-    def train(self, utterances: Sequence[int]) -> Acoustic:
-        """Trains on some utterances, from nothing."""
+    def monophones(self, utterances: Sequence[int], gaussians: int) -> Acoustic:
+        """Trains monophones, from nothing.
+
+        Args:
+            utterances: What to train on.
+            gaussians: Gaussians in all, where there are frames enough for so many.
+        """
         model = self._flat(utterances)
         blocks = self._blocks(utterances)
-        states: list[Ints | None] = [
+        states = [
             np.concatenate([self._equal(u, model.topology) for u in block]) for block in blocks
         ]
+        return self._train(model, blocks, states, MONOPHONES, gaussians)
+
+    def triphones(
+        self, model: Acoustic, utterances: Sequence[int], *, most: int, gaussians: int
+    ) -> Acoustic:
+        """Trains phones in context, their states tied by a decision tree.
+
+        Args:
+            model: Monophones, whose alignment the tree is grown from.
+            utterances: What to train on.
+            most: States, at most.
+            gaussians: Gaussians in all, where there are frames enough for so many.
+        """
+        frames, starts = np.load(self._spoken.file, mmap_mode="r"), self._spoken.starts
+        aligned = self.align(model, utterances)
+        contexts = {u: contexts_of(s, model.topology) for u, s in aligned.items() if s is not None}
+        counted = count_contexts(
+            (frames[starts[u] : starts[u + 1]], own) for u, own in contexts.items()
+        )
+        tying = grow_tying(counted, model.topology, most)
+        self._say(f"{len(counted.phone)} states in context are tied to {tying.states}")
+        blocks = self._blocks(utterances)
+        states = [
+            np.concatenate([_retie(contexts.get(u), self._length(u), tying) for u in block])
+            for block in blocks
+        ]
+        first = replace(model, mixtures=_one_each(counted, tying, model), tying=tying)
+        return self._train(first, blocks, states, TRIPHONES, gaussians)
+
+    def _train(
+        self,
+        model: Acoustic,
+        blocks: Sequence[tuple[int, ...]],
+        states: Sequence[Ints],
+        schedule: Schedule,
+        gaussians: int,
+    ) -> Acoustic:
         first = model.mixtures.gaussians
         random = np.random.default_rng(self._seed)
-        for turn in range(_PASSES):
-            again = turn in _REALIGN
+        for turn in range(schedule.passes):
+            again = turn in schedule.realign
             tasks = [
                 _Task(model=model, block=block, states=None if again else known)
                 for block, known in zip(blocks, states, strict=True)
@@ -173,18 +236,20 @@ class MonophoneTrainer:
             states = [each.states for each in done]
             total = _sum([each.statistics for each in done if each.statistics is not None])
             mixtures = model.mixtures.update(total)
-            goal = first + (self._gaussians - first) * min(turn + 1, _GROWING) // _GROWING
-            if turn < _GROWING and goal > mixtures.gaussians:
+            share = min(turn + 1, schedule.growing) / schedule.growing
+            goal = first + round((gaussians - first) * share)
+            if turn < schedule.growing and goal > mixtures.gaussians:
                 mixtures = mixtures.grow(goal, total.count, random)
             topology = model.topology
             moves = [each.found.moves for each in done if each.found is not None]
             if moves:
                 topology = topology.learn(np.sum(moves, axis=0))
-            model = Acoustic(mixtures=mixtures, topology=topology)
+            model = replace(model, mixtures=mixtures, topology=topology)
             frames = max(total.count.sum(), 1.0)
             self._say(
-                f"pass {turn + 1:2} of {_PASSES}: log-likelihood {total.loglike / frames:8.3f} "
-                f"a frame, {mixtures.gaussians} Gaussians{', aligned anew' if again else ''}"
+                f"pass {turn + 1:2} of {schedule.passes}: "
+                f"log-likelihood {total.loglike / frames:8.3f} a frame, "
+                f"{mixtures.gaussians} Gaussians{', aligned anew' if again else ''}"
             )
         return self._with_silence(model, blocks)
 
@@ -194,7 +259,7 @@ class MonophoneTrainer:
         for block, done in self._pass(model, self._blocks(utterances)):
             at = 0
             for u in block:
-                size = int(self._spoken.starts[u + 1] - self._spoken.starts[u])
+                size = self._length(u)
                 own = done.states[at : at + size]
                 aligned[u] = own if own[0] >= 0 else None
                 at += size
@@ -235,14 +300,18 @@ class MonophoneTrainer:
             starts=np.arange(topology.states + 1),
             weights=np.ones(topology.states),
             means=np.broadcast_to(mean, shape).copy(),
-            variances=np.broadcast_to(np.maximum(square / count - mean**2, 0.01), shape).copy(),
+            variances=np.broadcast_to(
+                np.maximum(square / count - mean**2, VARIANCE_FLOOR), shape
+            ).copy(),
         )
-        return Acoustic(mixtures=mixtures, topology=topology)
+        return Acoustic(mixtures=mixtures, topology=topology, tying=Tying.none(topology))
 
     def _equal(self, utterance: int, topology: Topology) -> Ints:
-        starts, spoken = self._spoken.starts, self._spoken
-        frames = int(starts[utterance + 1] - starts[utterance])
-        return equal_states(spoken.words[utterance], frames, spoken.lexicon, topology)
+        words, frames = self._spoken.words[utterance], self._length(utterance)
+        return equal_states(words, frames, self._spoken.lexicon, topology)
+
+    def _length(self, utterance: int) -> int:
+        return int(self._spoken.starts[utterance + 1] - self._spoken.starts[utterance])
 
     def _blocks(self, utterances: Sequence[int]) -> list[tuple[int, ...]]:
         """Utterances of like length together, as many as fit a block."""
@@ -269,3 +338,36 @@ def _sum(parts: Sequence[Statistics]) -> Statistics:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _retie(contexts: Ints | None, frames: int, tying: Tying) -> Ints:
+    """The tied state of each frame of an utterance; -1 where no path was found."""
+    if contexts is None:
+        return np.full(frames, -1)
+    rows, which = np.unique(contexts, axis=0, return_inverse=True)
+    numbers = [tying.row(left, phone, right)[local] for left, phone, right, local in rows.tolist()]
+    return np.array(numbers)[which.ravel()]
+
+
+def _one_each(counted: Contexts, tying: Tying, model: Acoustic) -> Mixtures:
+    """One Gaussian for each tied state; where frames are few, that of the monophone's state."""
+    old = model.mixtures
+    shares = old.weights[:, None]
+    mean = np.add.reduceat(shares * old.means, old.starts[:-1])
+    square = np.add.reduceat(shares * (old.variances + old.means**2), old.starts[:-1])
+    size = old.means.shape[1]
+    sums = np.zeros((tying.states, 1 + 2 * size))
+    for phone, trees in enumerate(tying.trees):
+        for local, tree in enumerate(trees):
+            at = model.tying.row(0, phone, 0)[local]
+            prior = np.concatenate([[1.0], mean[at], square[at]])
+            for leaf in leaves(tree):
+                sums[leaf] = prior
+    keys = zip(counted.left, counted.phone, counted.right, counted.local, strict=True)
+    for (left, phone, right, local), own in zip(keys, counted.sums, strict=True):
+        sums[tying.row(int(left), int(phone), int(right))[local]] += own
+    means = sums[:, 1 : 1 + size] / sums[:, :1]
+    variances = np.maximum(sums[:, 1 + size :] / sums[:, :1] - means**2, VARIANCE_FLOOR)
+    starts = np.arange(tying.states + 1)
+    weights = np.ones(tying.states)
+    return Mixtures(starts=starts, weights=weights, means=means, variances=variances)
