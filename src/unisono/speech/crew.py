@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 State = TypeVar("State")
@@ -14,6 +16,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _state: Any = None
+# Batches that wait for each process.
+_AHEAD = 3
 # One thread a process: the processes are the parallelism.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -30,6 +34,7 @@ class Crew(Generic[State]):
             *arguments: Its arguments.
         """
         self._pool: ProcessPoolExecutor | None = None
+        self._processes = processes
         if processes > 1:
             self._pool = ProcessPoolExecutor(
                 processes,
@@ -47,13 +52,22 @@ class Crew(Generic[State]):
 
         Args:
             work: A module's function.
-            items: What to do; read whole where there are several processes.
+            items: What to do; read no further ahead than keeps the processes busy.
             chunk: Items that travel together.
         """
         if self._pool is None:
-            return (work(self._own, item) for item in items)
-        with _one_thread_each():
-            return self._pool.map(_Task(work), items, chunksize=chunk)
+            for item in items:
+                yield work(self._own, item)
+            return
+        waiting: deque[Future[list[Result]]] = deque()
+        source = iter(items)
+        while batch := list(islice(source, chunk)):
+            with _one_thread_each():
+                waiting.append(self._pool.submit(_run, work, batch))
+            if len(waiting) > _AHEAD * self._processes:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
 
     def close(self) -> None:
         """Ends the processes."""
@@ -67,14 +81,9 @@ class Crew(Generic[State]):
         self.close()
 
 
-class _Task(Generic[Item, Result]):
-    """Work that finds the state of the process that it runs in."""
-
-    def __init__(self, work: Callable[[Any, Item], Result]) -> None:
-        self._work = work
-
-    def __call__(self, item: Item) -> Result:
-        return self._work(_state, item)
+def _run(work: Callable[[Any, Item], Result], items: list[Item]) -> list[Result]:
+    """Does some work with the state of the process that it runs in."""
+    return [work(_state, item) for item in items]
 
 
 def _begin(setup: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

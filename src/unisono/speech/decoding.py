@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Decoder:
         self._crew.close()
         self._folder.cleanup()
 
-    def decode(self, loglikes: Sequence[Frames], scale: float, penalty: float) -> list[Words]:
+    def decode(self, loglikes: Iterable[Frames], scale: float, penalty: float) -> list[Words]:
         """The words of each utterance.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -76,13 +76,16 @@ class Ear:
             digest.update(self._priors.tobytes() + self._network.fingerprint().encode())
         return digest.hexdigest()
 
-    def hear(self, heard: Sequence[tuple[Utterance, Heard]]) -> list[Frames]:
-        """Log-likelihoods of utterances, frames x states each."""
+    def hear(self, heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
+        """Yields log-likelihoods of utterances, frames x states each."""
         if self._network is not None:
-            return [self._network_likes(frames) for frames in network_frames(heard)]
+            for frames in network_frames(heard):
+                yield self._network_likes(frames)
+            return
         moments = speaker_moments(heard)
-        likes = self.kit.acoustic.mixtures.loglikes
-        return [likes(gaussian_frames(h.cepstra, moments[u.speaker])) for u, h in heard]
+        for utterance, features in heard:
+            frames = gaussian_frames(features.cepstra, moments[utterance.speaker])
+            yield self.kit.acoustic.mixtures.loglikes(frames)
 
     def hear_sample(self) -> list[Frames]:
         """Log-likelihoods of the held-out utterances that the kit has."""
