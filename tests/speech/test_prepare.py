@@ -93,6 +93,27 @@ def test_the_kit_comes_back(made: tuple[Path, Times, Prep, list[str]]) -> None:
     assert kit.language.order == 2
 
 
+def test_speeds_are_other_speakers_and_leave_the_text_alone(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    folder, times, plain, _ = made
+    how = Preparation(heldout=0.2, gaussians=60, perturb=True)
+    prep = prepare(
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+    )
+    assert len(prep.table.speakers) == 5 * 3 + 1
+    assert len(prep.utterances_of(Part.HELDOUT)) == 8
+    lengths = dict(zip(prep.table.id, np.diff(prep.starts).tolist(), strict=True))
+    for name in times:
+        if f"sp0.9-{name}" in lengths:
+            assert lengths[f"sp0.9-{name}"] == pytest.approx(lengths[name] / 0.9, abs=2)
+            assert lengths[f"sp1.1-{name}"] == pytest.approx(lengths[name] / 1.1, abs=2)
+    for file in ("lm.arpa", "lm_tuning.arpa"):
+        assert (prep.path / "speech" / file).read_text() == (
+            plain.path / "speech" / file
+        ).read_text()
+
+
 @pytest.mark.long
 def test_the_same_again_and_with_two_processes(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path

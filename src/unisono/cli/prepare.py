@@ -52,6 +52,9 @@ def prepare(
     allow_pipes: Annotated[
         bool, typer.Option("--allow-pipes", help="Run the commands in wav.scp.")
     ] = False,
+    perturb: Annotated[
+        bool, typer.Option("--perturb", help="Train at 0.9 and 1.1 times the speed, too.")
+    ] = False,
     tying: Annotated[
         Tie, typer.Option(help="States of phones in context: not told apart, or by a tree.")
     ] = Tie.NONE,
@@ -82,6 +85,7 @@ def prepare(
             gaussians=gaussians,
             language=lm,
             order=order,
+            perturb=perturb,
             heldout=heldout,
             seed=seed,
             processes=processes or os.cpu_count() or 1,

@@ -59,7 +59,7 @@ class Reader:
         frames, rate, channels = probe(utterance.audio)
         self._check(rate, channels)
         first, last = _bounds(utterance, frames, rate)
-        return (last - first) * self.rate // rate
+        return int((last - first) * self.rate / (rate * utterance.speed))
 
     def read(self, utterance: Utterance) -> Samples:
         """The utterance's samples, at the scale of 16-bit integers.
@@ -85,8 +85,9 @@ class Reader:
             raise BadAudioError(Reason.UNREADABLE, "it holds no samples")
         if not np.isfinite(samples).all():
             raise BadAudioError(Reason.UNREADABLE, "it holds samples that are not finite")
-        if rate != self.rate:
-            samples = package("soxr").resample(samples, rate, self.rate, quality="HQ")
+        played = rate * utterance.speed
+        if played != self.rate:
+            samples = package("soxr").resample(samples, played, self.rate, quality="HQ")
         return samples
 
     def _check(self, rate: int, channels: int) -> None:

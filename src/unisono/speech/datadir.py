@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.events import UserError
@@ -22,6 +22,7 @@ class Utterance:
         audio: The recording's file, or a command that ends in `|` and writes it.
         start: Where it begins in the recording, in seconds.
         end: Where it ends, in seconds; None: with the recording.
+        speed: How many times as fast as it was recorded it is played, pitch and all.
     """
 
     id: str
@@ -31,6 +32,12 @@ class Utterance:
     audio: str
     start: float = 0.0
     end: float | None = None
+    speed: float = 1.0
+
+    def at_speed(self, speed: float) -> Utterance:
+        """The same at another speed, by what sounds like another speaker."""
+        prefix = f"sp{speed:g}-"
+        return replace(self, id=prefix + self.id, speaker=prefix + self.speaker, speed=speed)
 
     @property
     def is_command(self) -> bool:

@@ -30,6 +30,7 @@ from unisono.speech.spectrum import SHIFT_S
 Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
 _SAMPLE = 200
+_SPEEDS = (0.9, 1.1)
 _MONOPHONE_GAUSSIANS = 1000
 _TRIPHONE_GAUSSIANS = 9000
 
@@ -53,6 +54,7 @@ class Preparation:
         gaussians: Gaussians of the model, at most; 0: 1000 for monophones, 9000 for tied states.
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
+        perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
         heldout: The share of the speakers that is held out.
         seed: Of the choice of speakers, and of the model.
         processes: How many work at a time.
@@ -65,6 +67,7 @@ class Preparation:
     gaussians: int = 0
     language: Path | None = None
     order: int = 2
+    perturb: bool = False
     heldout: float = 0.1
     seed: int = 0
     processes: int = 1
@@ -83,6 +86,7 @@ class Preparation:
             "gaussians": self.gaussians,
             "language": None if self.language is None else str(self.language),
             "order": self.order,
+            "perturb": self.perturb,
             "heldout_share": self.heldout,
             "seed": self.seed,
         }
@@ -112,11 +116,10 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     say(f"{len(checked.utterances)} utterances at {checked.reader.rate} Hz can be used")
     for line in aside.summary():
         say(line)
-    heard = _hear(checked, lexicon, how, say)
-    if not heard:
+    heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
+    heard = _hear(checked, heldout, lexicon, how, say)
+    if all(utterance.speaker in heldout for utterance, _ in heard):
         raise nothing_usable(data, aside)
-    speakers = {utterance.speaker for utterance, _ in heard}
-    heldout = hold_out(speakers, how.heldout, how.seed)
     with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
         model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
         kept = [(u, h, s) for (u, h), s in zip(heard, states, strict=True) if s is not None]
@@ -136,13 +139,14 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
 
 
 def _hear(
-    checked: Checked, lexicon: Lexicon, how: Preparation, say: Say
+    checked: Checked, heldout: frozenset[str], lexicon: Lexicon, how: Preparation, say: Say
 ) -> list[tuple[Utterance, Heard]]:
-    aside = checked.aside
-    say(f"features: {how.features.value} of {len(checked.utterances)} utterances")
-    heard = hear(
-        checked.utterances, checked.reader, how.features, aside, processes=how.processes, say=say
-    )
+    aside, utterances = checked.aside, list(checked.utterances)
+    if how.perturb:
+        train = [u for u in utterances if u.speaker not in heldout]
+        utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
+    say(f"features: {how.features.value} of {len(utterances)} utterances")
+    heard = hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
     return [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
 
 
@@ -191,7 +195,7 @@ def _kit(
 ) -> Kit:
     whole = tuning = language
     if whole is None or tuning is None:
-        said = [(u.words, u.speaker in heldout) for u, _, _ in kept]
+        said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
         whole = estimate([words for words, _ in said], lexicon.words, how.order)
         tuning = estimate([words for words, out in said if not out], lexicon.words, how.order)
     return Kit(
