@@ -9,7 +9,7 @@ from unisono.speech.decoding import Decoder, Frames, Words
 from unisono.speech.scoring import count_errors
 
 _MIDDLE = 0.1
-_COARSE = (-6, -4, -2, 0, 2, 4)
+_MOVES = (((-2, 0), (2, 0)), ((-1, 0), (1, 0), (0, -1), (0, 1)))
 _STEPS_AN_OCTAVE = 3
 _PRICE_STEP = 0.5
 _FARTHEST = 15
@@ -42,9 +42,10 @@ def tune(
 ) -> Tuned:
     """Finds the scale and the price with the fewest word errors.
 
-    Scales are 0.1 * 2 ** (k / 3), prices are multiples of 0.5. First every other scale is tried
-    without a price; then, from the best, the four neighbours, until none is better. Of equals
-    the one nearest to scale 0.1 and price 0 is taken.
+    Scales are 0.1 * 2 ** (k / 3), prices are multiples of 0.5. From scale 0.1 without a price
+    one goes to the better one of the scales two steps away until there is none; then likewise to
+    the best neighbour in scale or price. Small scales take long, so they are not tried unless
+    the way leads there. Of equals the one nearest to the start is taken.
     """
     known: dict[tuple[int, int], int] = {}
 
@@ -58,14 +59,15 @@ def tune(
             say(f"scale {_scale(point):.3f}, price {_price(point):+.1f}: {known[point]} errors")
         return known[point], abs(point[1]), abs(point[0])
 
-    best = min(((k, 0) for k in _COARSE), key=errors)
-    while True:
-        k, n = best
-        near = [(k, n), (k - 1, n), (k + 1, n), (k, n - 1), (k, n + 1)]
-        better = min((p for p in near if max(map(abs, p)) <= _FARTHEST), key=errors)
-        if better == best:
-            break
-        best = better
+    best = (0, 0)
+    for moves in _MOVES:
+        while True:
+            near = [(best[0] + k, best[1] + n) for k, n in moves]
+            inside = [point for point in near if max(map(abs, point)) <= _FARTHEST]
+            better = min([best, *inside], key=errors)
+            if better == best:
+                break
+            best = better
     return Tuned(
         scale=_scale(best),
         penalty=_price(best),
