@@ -22,6 +22,7 @@ from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_mome
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_arpa
+from unisono.speech.packages import package
 from unisono.speech.prepare import network_frames
 from unisono.speech.scoring import Score, score
 from unisono.speech.tuning import Tuned, tune
@@ -119,6 +120,8 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
     """
     if os.path.lexists(out):
         raise UserError(f"{out} exists already; name another --out")
+    for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
+        package(name)  # said before an hour of work, not after it
     ear = Ear(place)
     kit = ear.kit
     checked = check_data(data, replace(how.intake, rate=kit.rate), None)
