@@ -13,7 +13,7 @@ from unisono.data import Part, Prep
 from unisono.events import UserError
 from unisono.speech.features import Features, fbank
 from unisono.speech.kit import Kit
-from unisono.speech.prepare import Preparation, prepare
+from unisono.speech.prepare import Preparation, Tie, prepare
 
 Times = dict[str, list[tuple[str, float]]]
 
@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Times, Prep, l
     folder = tmp_path_factory.mktemp("tones")
     times = write_tones(folder / "data", speakers=6, utterances=8, seed=1)
     lines: list[str] = []
-    how = Preparation(heldout=0.2, gaussians=60)
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60)
     prep = prepare(
         folder / "data", folder / "data" / "lexicon.txt", folder / "prep", how, lines.append
     )
@@ -97,7 +97,7 @@ def test_speeds_are_other_speakers_and_leave_the_text_alone(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
     folder, times, plain, _ = made
-    how = Preparation(heldout=0.2, gaussians=60, perturb=True)
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, perturb=True)
     prep = prepare(
         folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
     )
@@ -114,12 +114,25 @@ def test_speeds_are_other_speakers_and_leave_the_text_alone(
         ).read_text()
 
 
+def test_a_tree_may_only_add_states(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    folder, _, plain, _ = made
+    how = Preparation(heldout=0.2, gaussians=60, states=30)
+    prep = prepare(
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+    )
+    assert plain.header.states <= prep.header.states <= 30
+    assert Kit.read(prep.path).acoustic.tying.states == prep.header.states
+    assert set(np.unique(prep.states)) <= set(range(prep.header.states))
+
+
 @pytest.mark.long
 def test_the_same_again_and_with_two_processes(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
     folder, _, prep, _ = made
-    how = Preparation(heldout=0.2, gaussians=60, processes=2)
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, processes=2)
     again = prepare(
         folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
     )

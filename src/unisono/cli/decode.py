@@ -14,7 +14,7 @@ from unisono.training import decode as training
 
 def decode(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run; or a PREP, for its monophones.")
+        Path, typer.Argument(metavar="RUN", help="A run; or a PREP, for its Gaussians.")
     ],
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="A Kaldi data directory; scored if it has text.")

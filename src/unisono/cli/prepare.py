@@ -57,7 +57,7 @@ def prepare(
     ] = False,
     tying: Annotated[
         Tie, typer.Option(help="States of phones in context: not told apart, or by a tree.")
-    ] = Tie.NONE,
+    ] = Tie.TREE,
     states: Annotated[int, typer.Option(help="Tied states, at most.", min=1)] = 1800,
     gaussians: Annotated[
         int,

@@ -62,7 +62,7 @@ class Preparation:
 
     features: Features = Features.FBANK
     intake: Intake = field(default_factory=Intake)
-    tying: Tie = Tie.NONE
+    tying: Tie = Tie.TREE
     states: int = 1800
     gaussians: int = 0
     language: Path | None = None
