@@ -66,6 +66,17 @@ def test_a_run_is_decoded_without_its_prep_and_remembers_what_it_tuned(
     assert texts[0] == texts[1]
 
 
+def test_an_arpa_file_of_the_users_own(place: Path, tmp_path: Path) -> None:
+    arpa = tmp_path / "own.arpa"
+    entries = "".join(f"-0.8 {word} -0.1\n" for word in ("</s>", "io", "other", "uya"))
+    arpa.write_text(f"\\data\\\nngram 1=5\n\n\\1-grams:\n-99 <s> 0\n{entries}\\end\\\n")
+    out = tmp_path / "out"
+    how = Decoding(language=arpa)
+    assert decode(place / "run", place / "test", out, how, lambda _: None) is not None
+    found = {word for line in (out / "hyp.txt").open() for word in line.split()[1:]}
+    assert found == {"io", "uya"}
+
+
 def test_priors_are_mean_posteriors(place: Path) -> None:
     priors = np.load(place / "run" / "speech" / "priors.npy")
     assert np.exp(priors).sum() == pytest.approx(1, abs=1e-3)
