@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.speech.crew import Crew
-from unisono.speech.gmm import VARIANCE_FLOOR, Frames, Mixtures, Statistics
-from unisono.speech.lexicon import Lexicon
-from unisono.speech.paths import Ints, equal_states, lay_paths
+from unisono.speech.gmm import VARIANCE_FLOOR, Mixtures, Statistics
+from unisono.speech.passes import Acoustic, Done, Spoken, Task, open_frames, work
+from unisono.speech.paths import Ints, equal_states
 from unisono.speech.topology import Topology
 from unisono.speech.tree import Contexts, contexts_of, count_contexts, grow_tying
 from unisono.speech.tying import Tying, leaves
-from unisono.speech.viterbi import Block, Found
 
-ALIGNMENT_SCALE = 0.1
-_SILENCE = 0.5
 # A block's table of choices has at most this many entries.
 _BLOCK_CELLS = 40_000_000
 _BLOCK_FRAMES = 24_000
@@ -48,102 +44,6 @@ MONOPHONES = Schedule(
 TRIPHONES = Schedule(passes=34, growing=25, realign=frozenset({10, 20, 30}))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Acoustic:
-    """A model: what states sound like, and how they follow each other.
-
-    Attributes:
-        mixtures: A mixture a state.
-        topology: The phones and the moves inside them.
-        tying: The states of phones between their neighbours.
-        silence: The probability of silence between two words.
-    """
-
-    mixtures: Mixtures
-    topology: Topology
-    tying: Tying
-    silence: float = _SILENCE
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Spoken:
-    """Transcribed frames in a file, as the processes of a crew open them.
-
-    Attributes:
-        file: A .npy file of all frames, float32.
-        starts: Utterance u is frames starts[u] to starts[u + 1] - 1.
-        words: The words of each utterance.
-        lexicon: How they are said.
-    """
-
-    file: Path
-    starts: Ints
-    words: Sequence[tuple[str, ...]]
-    lexicon: Lexicon
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Task:
-    """One block of utterances in one pass; `states` None: find them anew."""
-
-    model: Acoustic
-    block: tuple[int, ...]
-    states: Ints | None
-    learn: bool = True
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Done:
-    states: Ints
-    found: Found | None
-    statistics: Statistics | None
-
-
-@dataclass(eq=False)
-class _Hearing:
-    """A process's own view of the frames, and the graphs that it has laid."""
-
-    spoken: Spoken
-    frames: Frames
-    tying: Tying | None = None
-    laid: dict[tuple[int, ...], Block] = field(default_factory=dict)
-
-
-def _open(spoken: Spoken) -> _Hearing:
-    return _Hearing(spoken, np.load(spoken.file, mmap_mode="r"))
-
-
-def _work(hearing: _Hearing, task: _Task) -> _Done:
-    spoken = hearing.spoken
-    bounds = [(int(spoken.starts[u]), int(spoken.starts[u + 1])) for u in task.block]
-    frames = np.concatenate([hearing.frames[first:last] for first, last in bounds])
-    states, found = task.states, None
-    if states is None:
-        if hearing.tying != task.model.tying:
-            hearing.tying = task.model.tying
-            hearing.laid.clear()
-        block = hearing.laid.get(task.block)
-        if block is None:
-            paths = [
-                lay_paths(spoken.words[u], spoken.lexicon, task.model.topology, task.model.tying)
-                for u in task.block
-            ]
-            block = Block(paths, [last - first for first, last in bounds])
-            hearing.laid[task.block] = block
-        found = block.find(
-            task.model.mixtures.loglikes(frames),
-            task.model.topology.scores(),
-            task.model.silence,
-            ALIGNMENT_SCALE,
-        )
-        good = np.repeat(found.reached, [last - first for first, last in bounds])
-        states = np.where(good, found.states, -1)
-    statistics = None
-    if task.learn:
-        statistics = task.model.mixtures.accumulate(frames[states >= 0], states[states >= 0])
-    return _Done(states=states, found=found, statistics=statistics)
-
-
 class Trainer:
     """Trains models and aligns with them.
 
@@ -167,7 +67,7 @@ class Trainer:
         self._spoken = spoken
         self._seed = seed
         self._say = say
-        self._crew = Crew(processes, _open, spoken)
+        self._crew = Crew(processes, open_frames, spoken)
 
     def __enter__(self) -> Trainer:
         return self
@@ -229,10 +129,10 @@ class Trainer:
         for turn in range(schedule.passes):
             again = turn in schedule.realign
             tasks = [
-                _Task(model=model, block=block, states=None if again else known)
+                Task(model=model, block=block, states=None if again else known)
                 for block, known in zip(blocks, states, strict=True)
             ]
-            done = list(self._crew.map(_work, tasks))
+            done = list(self._crew.map(work, tasks))
             states = [each.states for each in done]
             total = _sum([each.statistics for each in done if each.statistics is not None])
             mixtures = model.mixtures.update(total)
@@ -279,9 +179,9 @@ class Trainer:
 
     def _pass(
         self, model: Acoustic, blocks: Sequence[tuple[int, ...]]
-    ) -> list[tuple[tuple[int, ...], _Done]]:
-        tasks = [_Task(model=model, block=block, states=None, learn=False) for block in blocks]
-        return list(zip(blocks, self._crew.map(_work, tasks), strict=True))
+    ) -> list[tuple[tuple[int, ...], Done]]:
+        tasks = [Task(model=model, block=block, states=None, learn=False) for block in blocks]
+        return list(zip(blocks, self._crew.map(work, tasks), strict=True))
 
     def _flat(self, utterances: Sequence[int]) -> Acoustic:
         """One Gaussian a state, all with the mean and variance of all frames."""

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.events import UserError
-from unisono.speech.alignment import Acoustic
 from unisono.speech.features import Features
 from unisono.speech.gmm import Mixtures
 from unisono.speech.lexicon import Lexicon
 from unisono.speech.ngram import Ngrams, read_arpa
+from unisono.speech.passes import Acoustic
 from unisono.speech.topology import Topology
 from unisono.speech.tying import Tying
 

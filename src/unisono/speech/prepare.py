@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.events import UserError
-from unisono.speech.alignment import Acoustic, Spoken, Trainer
+from unisono.speech.alignment import Trainer
 from unisono.speech.aside import Reason
 from unisono.speech.checks import Checked, Intake, check_data, long_enough
 from unisono.speech.datadir import Utterance, nothing_usable
@@ -24,6 +24,7 @@ from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit, Sample
 from unisono.speech.lexicon import Lexicon, Oov
 from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
 from unisono.speech.spectrum import SHIFT_S
 
