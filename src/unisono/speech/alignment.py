@@ -90,13 +90,21 @@ class Trainer:
         return self._train(model, blocks, states, MONOPHONES, gaussians)
 
     def triphones(
-        self, model: Acoustic, utterances: Sequence[int], *, most: int, gaussians: int
+        self,
+        model: Acoustic,
+        utterances: Sequence[int],
+        *,
+        different: Sequence[int],
+        most: int,
+        gaussians: int,
     ) -> Acoustic:
         """Trains phones in context, their states tied by a decision tree.
 
         Args:
             model: Monophones, whose alignment the tree is grown from.
             utterances: What to train on.
+            different: Those that the tree is grown from. Copies of an utterance would count as
+                evidence again and again, and the tree would grow too large.
             most: States, at most.
             gaussians: Gaussians in all, where there are frames enough for so many.
         """
@@ -104,7 +112,7 @@ class Trainer:
         aligned = self.align(model, utterances)
         contexts = {u: contexts_of(s, model.topology) for u, s in aligned.items() if s is not None}
         counted = count_contexts(
-            (frames[starts[u] : starts[u + 1]], own) for u, own in contexts.items()
+            (frames[starts[u] : starts[u + 1]], contexts[u]) for u in different if u in contexts
         )
         tying = grow_tying(counted, model.topology, most)
         self._say(f"{len(counted.phone)} states in context are tied to {tying.states}")

@@ -178,6 +178,7 @@ def _align(
             model = trainer.triphones(
                 trainer.monophones(train, _MONOPHONE_GAUSSIANS),
                 train,
+                different=[n for n in train if heard[n][0].speed == 1],
                 most=how.states,
                 gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
             )
