@@ -71,7 +71,8 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
 
 
 def test_every_command_has_help(run: Run) -> None:
-    for command in ("demo", "prepare", "train", "launch", "compare", "bench", "report"):
+    commands = ("demo", "prepare", "train", "decode", "launch", "compare", "bench", "report")
+    for command in commands:
         status, text, _ = run(command, "--help")
         assert status == 0
         assert "Usage" in text
@@ -99,6 +100,11 @@ def test_every_command_has_help(run: Run) -> None:
         (["compare", "PREP", "--strategies", "averaging"], ["1 held-out speaker"]),
         (["compare", "PREP", "--strategies", "averaging", "--rates", "0"], ["--rates"]),
         (["prepare", "--frames", "NOWHERE", "--out", "OUT"], ["NOWHERE"]),
+        (["prepare", "--out", "OUT"], ["DATA", "--frames"]),
+        (["prepare", "NOWHERE", "--out", "OUT"], ["--lexicon"]),
+        (["prepare", "NOWHERE", "--lexicon", "NOWHERE", "--out", "OUT"], ["NOWHERE"]),
+        (["decode", "NOWHERE", "NOWHERE", "--out", "OUT"], ["NOWHERE", "prepare DATA"]),
+        (["decode", "PREP", "NOWHERE", "--out", "OUT"], ["cannot decode"]),
     ],
 )
 def test_bad_input_is_one_line(

@@ -8,6 +8,7 @@ import typer
 
 from unisono.cli.bench import bench
 from unisono.cli.compare import compare
+from unisono.cli.decode import decode
 from unisono.cli.demo import demo
 from unisono.cli.launch import launch
 from unisono.cli.prepare import prepare
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(prepare)
 app.command()(train)
+app.command()(decode)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.command()(compare)
 app.command()(bench)

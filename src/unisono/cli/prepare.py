@@ -1,27 +1,100 @@
-"""`unisono prepare`: data made elsewhere into prepared data."""
+"""`unisono prepare`: speech, or frames made elsewhere, into prepared data."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unisono.data import Part, convert_frames
+from unisono.data import Part, Prep, convert_frames
+from unisono.events import UserError
+from unisono.speech.checks import Intake
+from unisono.speech.features import Features
+from unisono.speech.lexicon import Oov
+from unisono.speech.prepare import Preparation, Tie
+from unisono.speech.prepare import prepare as prepare_speech
 
 
 def prepare(
-    frames: Annotated[
-        Path, typer.Option(help="Frames and states made elsewhere: a .npz (docs/prep.md).")
-    ],
     out: Annotated[Path, typer.Option(help="The prepared data; must not exist.")],
+    data: Annotated[
+        Path | None,
+        typer.Argument(metavar="DATA", help="A Kaldi data directory: wav.scp, text, utt2spk."),
+    ] = None,
+    lexicon: Annotated[
+        Path | None, typer.Option(help="Lines of a word and its phones; DATA needs it.")
+    ] = None,
+    frames: Annotated[
+        Path | None,
+        typer.Option(help="Instead of DATA: frames and states made elsewhere, a .npz."),
+    ] = None,
+    features: Annotated[Features, typer.Option(help="What the network hears.")] = Features.FBANK,
+    lm: Annotated[
+        Path | None, typer.Option(help="An ARPA language model.  [default: of the text]")
+    ] = None,
+    order: Annotated[
+        int, typer.Option(help="Length of the n-grams of the text, in words.", min=1, max=5)
+    ] = 2,
     heldout: Annotated[
         float, typer.Option(help="Share of the training speakers to hold out.", min=0.0, max=0.9)
     ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of the choice of held-out speakers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of held-out speakers and the model.", min=0)] = 0,
+    oov: Annotated[
+        Oov, typer.Option(help="Utterances with words that the lexicon lacks.")
+    ] = Oov.SKIP,
+    rate: Annotated[int, typer.Option(help="Sample rate in Hz; 0: the commonest one.", min=0)] = 0,
+    resample: Annotated[
+        bool, typer.Option("--resample", help="Convert audio of other sample rates.")
+    ] = False,
+    channel: Annotated[int, typer.Option(help="Channel of the audio, from 0.", min=0)] = 0,
+    allow_pipes: Annotated[
+        bool, typer.Option("--allow-pipes", help="Run the commands in wav.scp.")
+    ] = False,
+    perturb: Annotated[
+        bool, typer.Option("--perturb", help="Train at 0.9 and 1.1 times the speed, too.")
+    ] = False,
+    tying: Annotated[
+        Tie, typer.Option(help="States of phones in context: not told apart, or by a tree.")
+    ] = Tie.TREE,
+    states: Annotated[int, typer.Option(help="Tied states, at most.", min=1)] = 1800,
+    gaussians: Annotated[
+        int,
+        typer.Option(help="Gaussians, at most; 0: 1000, with a tree 9000.", min=0),
+    ] = 0,
+    processes: Annotated[int, typer.Option(help="Processes at a time; 0: one a core.", min=0)] = 0,
 ) -> None:
-    """Convert frames and states to prepared data that `unisono train` reads."""
-    prep = convert_frames(frames, out, heldout_share=heldout, seed=seed)
+    """Align speech, or convert frames and states, to prepared data that `unisono train` reads."""
+    if (data is None) == (frames is None):
+        raise UserError("give a data directory DATA, or --frames FILE.npz: one of the two")
+    if frames is not None:
+        prep = convert_frames(frames, out, heldout_share=heldout, seed=seed)
+    else:
+        assert data is not None
+        if lexicon is None:
+            raise UserError("a data directory needs a lexicon: give --lexicon FILE")
+        intake = Intake(
+            rate=rate, channel=channel, resample=resample, allow_pipes=allow_pipes, oov=oov
+        )
+        how = Preparation(
+            features=features,
+            intake=intake,
+            tying=tying,
+            states=states,
+            gaussians=gaussians,
+            language=lm,
+            order=order,
+            perturb=perturb,
+            heldout=heldout,
+            seed=seed,
+            processes=processes or os.cpu_count() or 1,
+        )
+        prep = prepare_speech(data, lexicon, out, how, typer.echo)
+    _tell(prep, out)
+
+
+def _tell(prep: Prep, out: Path) -> None:
     for part in Part:
         typer.echo(f"{part.value:8} {prep.frames_of(part):9} frames")
     typer.echo(f"states   {prep.header.states:9}")

@@ -118,7 +118,13 @@ class Prep:
             raise broken(self.path, f"{TABLE_FILE} names a speaker that has no row")
 
 
-def write_prep(path: Path, corpus: Corpus, made_by: Mapping[str, JsonValue]) -> Prep:
+def write_prep(
+    path: Path,
+    corpus: Corpus,
+    made_by: Mapping[str, JsonValue],
+    *,
+    beside: Mapping[str, bytes] | None = None,
+) -> Prep:
     """Writes a PREP as a whole or not at all.
 
     It is written to a hidden sibling of `path`, forced to disk and renamed, so that a PREP under
@@ -128,6 +134,7 @@ def write_prep(path: Path, corpus: Corpus, made_by: Mapping[str, JsonValue]) -> 
         path: The directory to make; its parents are made as needed.
         corpus: What to write; checked first.
         made_by: What made it, for prep.json: the settings that would make it again.
+        beside: Small files that decoding needs, by their names within the directory.
 
     Returns:
         The new PREP, opened.
@@ -162,6 +169,10 @@ def write_prep(path: Path, corpus: Corpus, made_by: Mapping[str, JsonValue]) -> 
         for name, model in ((TABLE_FILE, table), (HEADER_FILE, header)):
             with _durable(partial / name) as file:
                 file.write(json.dumps(model.model_dump(mode="json"), indent=1).encode() + b"\n")
+        for name, content in (beside or {}).items():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            with _durable(partial / name) as file:
+                file.write(content)
         _sync_directory(partial)
         partial.rename(path)
         _sync_directory(path.parent)

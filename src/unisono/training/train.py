@@ -17,6 +17,7 @@ from unisono.runs.report import write_report
 from unisono.runs.summary import Minibatches, Staleness, Summary
 from unisono.strategies.registry import make
 from unisono.training.coordinate import Events, outcome_of
+from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch
 from unisono.training.rates import make_schedule
 from unisono.training.worker import Worker
@@ -35,6 +36,7 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
         outcome = _train_alone(run, config, resume)
     else:
         outcome = _train_together(run, config, resume)
+    keep_speech(run, Prep.open(Path(config.prep)))
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
     write_report([run.path], run.report)

@@ -1,0 +1,76 @@
+"""Utterances that cannot be used: set aside by name, and told in one report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+
+_NAMES_SHOWN = 3
+
+
+class Reason(Enum):
+    """Why an utterance is set aside."""
+
+    DUPLICATE = "the id occurs twice with different contents"
+    NO_AUDIO = "no audio of that name"
+    PIPE = "a command instead of a file (--allow-pipes runs it)"
+    UNREADABLE = "audio that cannot be read"
+    RATE = "another sample rate (--resample converts it)"
+    CHANNEL = "the audio lacks the channel"
+    SEGMENT = "a segment outside its recording"
+    NO_SPEAKER = "no speaker in utt2spk"
+    NO_TEXT = "no transcript, or an empty one"
+    UNKNOWN_WORD = "words without pronunciation (--oov map keeps them)"
+    TOO_SHORT = "audio too short for its text"
+    NO_PATH = "no path through the text fits the audio"
+
+
+class SetAside:
+    """Who was set aside, why, and what exactly was wrong."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[Reason, str]] = {}
+        self._words: Counter[str] = Counter()
+
+    def add(self, utterance: str, reason: Reason, detail: str = "") -> None:
+        """Sets an utterance aside; the first reason given is the one that counts."""
+        self._entries.setdefault(utterance, (reason, detail))
+
+    def add_words(self, words: Iterable[str]) -> None:
+        """Counts words that have no pronunciation, whatever became of their utterances."""
+        self._words.update(words)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, utterance: object) -> bool:
+        return utterance in self._entries
+
+    def count(self, reason: Reason) -> int:
+        """How many utterances were set aside for a reason."""
+        return sum(why is reason for why, _ in self._entries.values())
+
+    def summary(self) -> list[str]:
+        """A line a reason, with the first names."""
+        lines = []
+        for reason in Reason:
+            names = [name for name, (why, _) in self._entries.items() if why is reason]
+            if names:
+                more = ", ..." if len(names) > _NAMES_SHOWN else ""
+                shown = ", ".join(names[:_NAMES_SHOWN])
+                lines.append(f"set aside {len(names)}: {reason.value}: {shown}{more}")
+        if self._words:
+            words = ", ".join(f"{word} ({n})" for word, n in self._words.most_common(10))
+            lines.append(f"{len(self._words)} words without pronunciation: {words}")
+        return lines
+
+    def write(self, path: Path) -> None:
+        """Writes everything: an utterance a line, then the words without pronunciation."""
+        lines = [
+            f"{name}\t{reason.value}\t{detail}".rstrip()
+            for name, (reason, detail) in sorted(self._entries.items())
+        ]
+        lines += [f"#word\t{word}\t{n}" for word, n in sorted(self._words.items())]
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,144 @@
+"""Audio files as samples at the scale of 16-bit integers."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.speech.aside import Reason
+from unisono.speech.datadir import Utterance
+from unisono.speech.packages import package
+
+Samples = NDArray[np.float64]
+
+LOWEST_RATE = 8000
+_SCALE = 32768.0
+_COMMAND_TIMEOUT_S = 300
+# A segment may end this much after its recording: times in segments are rounded.
+_SLACK_S = 0.1
+
+
+class BadAudioError(Exception):
+    """Audio of one utterance that cannot be used: the reason, and what exactly is wrong."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """How audio is read.
+
+    Attributes:
+        rate: The sample rate in Hz that comes out.
+        channel: Which channel, from 0.
+        resample: Whether audio of another rate is converted, or refused.
+    """
+
+    rate: int
+    channel: int = 0
+    resample: bool = False
+
+    def length(self, utterance: Utterance) -> int:
+        """The utterance's samples, from the header of its file alone (0 for a command).
+
+        Raises:
+            BadAudioError: It cannot be used.
+        """
+        if utterance.is_command:
+            return 0
+        frames, rate, channels = probe(utterance.audio)
+        self._check(rate, channels)
+        first, last = _bounds(utterance, frames, rate)
+        return int((last - first) * self.rate / (rate * utterance.speed))
+
+    def read(self, utterance: Utterance) -> Samples:
+        """The utterance's samples, at the scale of 16-bit integers.
+
+        Raises:
+            BadAudioError: They cannot be read.
+        """
+        soundfile = package("soundfile")
+        source: Any = utterance.audio
+        if utterance.is_command:
+            source = io.BytesIO(_run(utterance.audio[:-1]))
+        try:
+            with soundfile.SoundFile(source) as file:
+                rate = int(file.samplerate)
+                self._check(rate, int(file.channels))
+                first, last = _bounds(utterance, int(file.frames), rate)
+                file.seek(first)
+                block = file.read(last - first, dtype="float64", always_2d=True)
+        except (soundfile.SoundFileError, OSError, RuntimeError, ValueError) as error:
+            raise _unreadable(error) from None
+        samples: Samples = block[:, self.channel] * _SCALE
+        if not len(samples):
+            raise BadAudioError(Reason.UNREADABLE, "it holds no samples")
+        if not np.isfinite(samples).all():
+            raise BadAudioError(Reason.UNREADABLE, "it holds samples that are not finite")
+        played = rate * utterance.speed
+        if played != self.rate:
+            samples = package("soxr").resample(samples, played, self.rate, quality="HQ")
+        return samples
+
+    def _check(self, rate: int, channels: int) -> None:
+        if rate != self.rate and not self.resample:
+            raise BadAudioError(Reason.RATE, f"{rate} Hz, not {self.rate} Hz")
+        if rate < LOWEST_RATE:
+            raise BadAudioError(Reason.RATE, f"{rate} Hz; at least {LOWEST_RATE} Hz are needed")
+        if self.channel >= channels:
+            raise BadAudioError(
+                Reason.CHANNEL, f"{channels} channels, none numbered {self.channel}"
+            )
+
+
+@lru_cache(maxsize=4096)
+def probe(path: str) -> tuple[int, int, int]:
+    """Reads the header of an audio file: samples, sample rate in Hz, channels.
+
+    Raises:
+        BadAudioError: There is no such file, or its header cannot be read.
+    """
+    soundfile = package("soundfile")
+    if not os.path.isfile(path):
+        raise BadAudioError(Reason.NO_AUDIO, f"there is no file {path}")
+    try:
+        info = soundfile.info(path)
+    except (soundfile.SoundFileError, OSError, RuntimeError, ValueError) as error:
+        raise _unreadable(error) from None
+    return int(info.frames), int(info.samplerate), int(info.channels)
+
+
+def _bounds(utterance: Utterance, frames: int, rate: int) -> tuple[int, int]:
+    """The first sample of an utterance in its recording, and the one past its last."""
+    first = round(utterance.start * rate)
+    last = frames if utterance.end is None else round(utterance.end * rate)
+    if first >= frames or last > frames + _SLACK_S * rate:
+        raise BadAudioError(
+            Reason.SEGMENT,
+            f"{utterance.start:g} to {utterance.end} s of a recording of {frames / rate:.2f} s",
+        )
+    return first, min(last, frames)
+
+
+def _run(command: str) -> bytes:
+    try:
+        done = subprocess.run(
+            command, shell=True, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BadAudioError(Reason.UNREADABLE, " ".join(str(error).split())) from None
+    return done.stdout
+
+
+def _unreadable(error: Exception) -> BadAudioError:
+    return BadAudioError(Reason.UNREADABLE, " ".join(str(error).split()))

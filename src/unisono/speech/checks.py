@@ -1,0 +1,123 @@
+"""A data directory looked over before work starts: who can be used, who cannot and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from unisono.events import UserError
+from unisono.speech.aside import Reason, SetAside
+from unisono.speech.audio import LOWEST_RATE, BadAudioError, Reader, probe
+from unisono.speech.datadir import Utterance, nothing_usable, read_data
+from unisono.speech.lexicon import UNKNOWN, Lexicon, Oov
+from unisono.speech.spectrum import frame_count
+from unisono.speech.topology import FEWEST_FRAMES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake:
+    """What is accepted.
+
+    Attributes:
+        rate: The sample rate in Hz; 0: the commonest one of the corpus.
+        channel: Which channel of the audio, from 0.
+        resample: Convert audio of another rate instead of setting it aside.
+        allow_pipes: Run commands in wav.scp instead of setting them aside.
+        oov: What becomes of utterances with words that the lexicon lacks.
+    """
+
+    rate: int = 0
+    channel: int = 0
+    resample: bool = False
+    allow_pipes: bool = False
+    oov: Oov = Oov.SKIP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A corpus that was looked over: its usable utterances, how to read them, and the rest."""
+
+    utterances: list[Utterance]
+    reader: Reader
+    aside: SetAside
+
+
+def check_data(folder: Path, intake: Intake, lexicon: Lexicon | None) -> Checked:
+    """Looks over a data directory: every text, and the header of every audio file.
+
+    Args:
+        folder: The data directory.
+        intake: What is accepted.
+        lexicon: To check transcripts with; None: they are not needed, and not checked.
+
+    Raises:
+        UserError: A file of the directory cannot be read, or no utterance can be used.
+    """
+    aside = SetAside()
+    utterances = read_data(
+        folder, aside, transcribed=lexicon is not None, allow_pipes=intake.allow_pipes
+    )
+    if lexicon is not None:
+        utterances = _check_words(utterances, lexicon, intake.oov, aside)
+    rate = intake.rate or _commonest_rate(utterances)
+    if rate < LOWEST_RATE:
+        raise UserError(f"{folder}: {rate} Hz is too low a sample rate; {LOWEST_RATE} or more")
+    reader = Reader(rate=rate, channel=intake.channel, resample=intake.resample)
+    usable = []
+    for utterance in utterances:
+        try:
+            frames = frame_count(reader.length(utterance), rate)
+        except BadAudioError as bad:
+            aside.add(utterance.id, bad.reason, bad.detail)
+            continue
+        if utterance.is_command or long_enough(utterance, frames, lexicon, aside):
+            usable.append(utterance)
+    if not usable:
+        raise nothing_usable(folder, aside)
+    return Checked(utterances=usable, reader=reader, aside=aside)
+
+
+def long_enough(
+    utterance: Utterance, frames: int, lexicon: Lexicon | None, aside: SetAside
+) -> bool:
+    """Whether an utterance has the frames that its words need at least; else it is set aside."""
+    needed = 1
+    if lexicon is not None:
+        needed = max(1, FEWEST_FRAMES * lexicon.shortest(utterance.words))
+    if frames < needed:
+        aside.add(utterance.id, Reason.TOO_SHORT, f"{frames} frames, {needed} are needed")
+    return frames >= needed
+
+
+def _check_words(
+    utterances: list[Utterance], lexicon: Lexicon, oov: Oov, aside: SetAside
+) -> list[Utterance]:
+    known = []
+    for utterance in utterances:
+        missing = lexicon.missing(utterance.words)
+        aside.add_words(missing)
+        if missing and oov is Oov.SKIP:
+            aside.add(utterance.id, Reason.UNKNOWN_WORD, " ".join(sorted(set(missing))))
+            continue
+        if missing:
+            words = (word if word in lexicon.entries else UNKNOWN for word in utterance.words)
+            utterance = replace(utterance, words=tuple(words))
+        known.append(utterance)
+    return known
+
+
+def _commonest_rate(utterances: list[Utterance]) -> int:
+    """The sample rate of most utterances; where there is a tie, the highest of them."""
+    counts: Counter[int] = Counter()
+    for utterance in utterances:
+        if not utterance.is_command:
+            try:
+                counts[probe(utterance.audio)[1]] += 1
+            except BadAudioError:
+                continue
+    if not counts:
+        if any(utterance.is_command for utterance in utterances):
+            raise UserError("commands in wav.scp do not tell their sample rate: give --rate")
+        return LOWEST_RATE
+    return max(counts, key=lambda rate: (counts[rate], rate))

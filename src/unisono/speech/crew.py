@@ -1,0 +1,106 @@
+"""Work spread over processes, with results that do not depend on how many there are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+State = TypeVar("State")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_state: Any = None
+# Batches that wait for each process.
+_AHEAD = 3
+# One thread a process: the processes are the parallelism.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Crew(Generic[State]):
+    """Processes that each hold a state of their own; one process means this one."""
+
+    def __init__(self, processes: int, setup: Callable[..., State], *arguments: Any) -> None:
+        """Starts the crew.
+
+        Args:
+            processes: How many; 1 works in this process.
+            setup: A module's function that makes the state, once in each process.
+            *arguments: Its arguments.
+        """
+        self._pool: ProcessPoolExecutor | None = None
+        self._processes = processes
+        if processes > 1:
+            self._pool = ProcessPoolExecutor(
+                processes,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_begin,
+                initargs=(setup, arguments),
+            )
+        else:
+            self._own = setup(*arguments)
+
+    def map(
+        self, work: Callable[[State, Item], Result], items: Iterable[Item], *, chunk: int = 1
+    ) -> Iterator[Result]:
+        """Yields work(state, item) of each item, in order.
+
+        Args:
+            work: A module's function.
+            items: What to do; read no further ahead than keeps the processes busy.
+            chunk: Items that travel together.
+        """
+        if self._pool is None:
+            for item in items:
+                yield work(self._own, item)
+            return
+        waiting: deque[Future[list[Result]]] = deque()
+        source = iter(items)
+        while batch := list(islice(source, chunk)):
+            with _one_thread_each():
+                waiting.append(self._pool.submit(_run, work, batch))
+            if len(waiting) > _AHEAD * self._processes:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Crew[State]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _run(work: Callable[[Any, Item], Result], items: list[Item]) -> list[Result]:
+    """Does some work with the state of the process that it runs in."""
+    return [work(_state, item) for item in items]
+
+
+def _begin(setup: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    global _state
+    _state = setup(*arguments)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Sets the environment that processes started inside inherit."""
+    before = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,101 @@
+"""Features of many utterances, by several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.speech.aside import Reason, SetAside
+from unisono.speech.audio import BadAudioError, Reader
+from unisono.speech.crew import Crew
+from unisono.speech.datadir import Utterance
+from unisono.speech.deltas import add_deltas
+from unisono.speech.features import Features, compute, mfcc
+
+Frames = NDArray[np.float32]
+Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
+_TOLD_EVERY = 1000
+_SMALLEST_STD = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Heard:
+    """The features of an utterance.
+
+    Attributes:
+        network: What the network hears, frames x D.
+        cepstra: What the Gaussians hear, frames x 13, before normalisation and differences.
+    """
+
+    network: Frames
+    cepstra: Frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    reader: Reader
+    kind: Features
+
+
+def _same(job: _Job) -> _Job:
+    return job
+
+
+def _hear(job: _Job, utterance: Utterance) -> Heard | tuple[Reason, str]:
+    try:
+        samples = job.reader.read(utterance)
+    except BadAudioError as bad:
+        return bad.reason, bad.detail
+    return Heard(
+        network=compute(job.kind, samples, job.reader.rate).astype(np.float32),
+        cepstra=mfcc(samples, job.reader.rate, energy=False).astype(np.float32),
+    )
+
+
+def hear(
+    utterances: Sequence[Utterance],
+    reader: Reader,
+    kind: Features,
+    aside: SetAside,
+    *,
+    processes: int,
+    say: Callable[[str], None],
+) -> list[tuple[Utterance, Heard]]:
+    """Computes the features of utterances; those whose audio turns out broken are set aside."""
+    heard = []
+    with Crew(processes, _same, _Job(reader=reader, kind=kind)) as crew:
+        results = crew.map(_hear, utterances, chunk=16)
+        for number, (utterance, result) in enumerate(zip(utterances, results, strict=True), 1):
+            if isinstance(result, tuple):
+                aside.add(utterance.id, *result)
+            elif len(result.network) == 0:
+                aside.add(utterance.id, Reason.TOO_SHORT, "no whole window fits into it")
+            else:
+                heard.append((utterance, result))
+            if number % _TOLD_EVERY == 0:
+                say(f"features: {number} of {len(utterances)} utterances")
+    return heard
+
+
+def speaker_moments(heard: Sequence[tuple[Utterance, Heard]]) -> dict[str, Moments]:
+    """Mean and standard deviation of each speaker's cepstra."""
+    sums: dict[str, list[NDArray[np.float64]]] = {}
+    for utterance, features in heard:
+        x = features.cepstra.astype(np.float64)
+        own = [np.full(x.shape[1], float(len(x))), x.sum(0), (x**2).sum(0)]
+        known = sums.setdefault(utterance.speaker, [np.zeros(x.shape[1]) for _ in own])
+        sums[utterance.speaker] = [a + b for a, b in zip(known, own, strict=True)]
+    moments = {}
+    for name, (count, total, square) in sums.items():
+        mean = total / count
+        moments[name] = mean, np.sqrt(np.maximum(square / count - mean**2, _SMALLEST_STD**2))
+    return moments
+
+
+def gaussian_frames(cepstra: Frames, moments: Moments) -> Frames:
+    """What the Gaussians hear: cepstra normalised by speaker, with two differences."""
+    mean, std = moments
+    return add_deltas((cepstra - mean) / std).astype(np.float32)

@@ -1,0 +1,265 @@
+"""From a Kaldi data directory to a PREP: features, and the aligned state of each frame."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+from pydantic import JsonValue
+
+from unisono.data import Corpus, Part, Prep, hold_out, write_prep
+from unisono.events import UserError
+from unisono.speech.alignment import Trainer
+from unisono.speech.aside import Reason
+from unisono.speech.checks import Checked, Intake, check_data, long_enough
+from unisono.speech.datadir import Utterance, nothing_usable
+from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.features import Features
+from unisono.speech.kit import FOLDER, Kit, Sample
+from unisono.speech.lexicon import Lexicon, Oov
+from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.passes import Acoustic, Spoken
+from unisono.speech.paths import Ints
+from unisono.speech.spectrum import SHIFT_S
+
+Say = Callable[[str], None]
+# Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
+_SAMPLE = 200
+_SPEEDS = (0.9, 1.1)
+_MONOPHONE_GAUSSIANS = 1000
+_TRIPHONE_GAUSSIANS = 9000
+
+
+class Tie(str, Enum):
+    """How states of phones in context are tied."""
+
+    NONE = "none"
+    TREE = "tree"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How a corpus is prepared.
+
+    Attributes:
+        features: What the network hears.
+        intake: Which audio and which words are accepted.
+        tying: How states are tied.
+        states: Tied states, at most.
+        gaussians: Gaussians of the model, at most; 0: 1000 for monophones, 9000 for tied states.
+        language: An ARPA file; None: n-grams of the training text.
+        order: The length of those n-grams.
+        perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
+        heldout: The share of the speakers that is held out.
+        seed: Of the choice of speakers, and of the model.
+        processes: How many work at a time.
+    """
+
+    features: Features = Features.FBANK
+    intake: Intake = field(default_factory=Intake)
+    tying: Tie = Tie.TREE
+    states: int = 1800
+    gaussians: int = 0
+    language: Path | None = None
+    order: int = 2
+    perturb: bool = False
+    heldout: float = 0.1
+    seed: int = 0
+    processes: int = 1
+
+    def facts(self) -> dict[str, JsonValue]:
+        """The settings, for prep.json."""
+        intake = self.intake
+        return {
+            "features": self.features.value,
+            "rate": intake.rate,
+            "channel": intake.channel,
+            "resample": intake.resample,
+            "oov": intake.oov.value,
+            "tying": self.tying.value,
+            "states": self.states,
+            "gaussians": self.gaussians,
+            "language": None if self.language is None else str(self.language),
+            "order": self.order,
+            "perturb": self.perturb,
+            "heldout_share": self.heldout,
+            "seed": self.seed,
+        }
+
+
+def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Say) -> Prep:
+    """Makes a PREP with everything that decoding needs.
+
+    Args:
+        data: A Kaldi data directory.
+        lexicon_file: Lines of a word and its phones.
+        out: The PREP to make.
+        how: The settings.
+        say: Takes lines that tell what happens.
+
+    Raises:
+        UserError: `out` exists, an input cannot be read, or nothing usable is left.
+    """
+    if os.path.lexists(out):
+        raise UserError(f"{out} exists already: choose another place or remove it first")
+    lexicon = Lexicon.read(lexicon_file)
+    if how.intake.oov is Oov.MAP:
+        lexicon = lexicon.with_unknown()
+    language = None if how.language is None else read_arpa(how.language).within(lexicon.words)
+    checked = check_data(data, how.intake, lexicon)
+    aside = checked.aside
+    say(f"{len(checked.utterances)} utterances at {checked.reader.rate} Hz can be used")
+    for line in aside.summary():
+        say(line)
+    heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
+    heard = _hear(checked, heldout, lexicon, how, say)
+    if all(utterance.speaker in heldout for utterance, _ in heard):
+        raise nothing_usable(data, aside)
+    with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
+        model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
+        kept = [(u, h, s) for (u, h), s in zip(heard, states, strict=True) if s is not None]
+        for (utterance, _), found in zip(heard, states, strict=True):
+            if found is None:
+                aside.add(utterance.id, Reason.NO_PATH)
+        kit = _kit(kept, heldout, lexicon, language, model, checked.reader.rate, how)
+        folder = Path(scratch) / FOLDER
+        folder.mkdir()
+        kit.write(folder)
+        aside.write(folder / "set_aside.txt")
+        files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
+    corpus = _corpus(data, kept, heldout, model)
+    if len(aside):
+        say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
+    return write_prep(out, corpus, how.facts(), beside=files)
+
+
+def _hear(
+    checked: Checked, heldout: frozenset[str], lexicon: Lexicon, how: Preparation, say: Say
+) -> list[tuple[Utterance, Heard]]:
+    aside, utterances = checked.aside, list(checked.utterances)
+    if how.perturb:
+        train = [u for u in utterances if u.speaker not in heldout]
+        utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
+    say(f"features: {how.features.value} of {len(utterances)} utterances")
+    heard = hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
+    return [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
+
+
+def _align(
+    heard: Sequence[tuple[Utterance, Heard]],
+    heldout: frozenset[str],
+    lexicon: Lexicon,
+    scratch: Path,
+    how: Preparation,
+    say: Say,
+) -> tuple[Acoustic, list[Ints | None]]:
+    """Trains on the speakers that are not held out, and aligns all."""
+    moments = speaker_moments(heard)
+    frames = np.concatenate([gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard])
+    np.save(scratch / "frames.npy", frames)
+    spoken = Spoken(
+        file=scratch / "frames.npy",
+        starts=np.cumsum([0] + [len(h.cepstra) for _, h in heard]),
+        words=[u.words for u, _ in heard],
+        lexicon=lexicon,
+    )
+    del frames
+    train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout]
+    with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
+        if how.tying is Tie.NONE:
+            model = trainer.monophones(train, how.gaussians or _MONOPHONE_GAUSSIANS)
+        else:
+            model = trainer.triphones(
+                trainer.monophones(train, _MONOPHONE_GAUSSIANS),
+                train,
+                different=[n for n in train if heard[n][0].speed == 1],
+                most=how.states,
+                gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
+            )
+        aligned = trainer.align(model, range(len(heard)))
+    return model, [aligned[n] for n in range(len(heard))]
+
+
+def _kit(
+    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    heldout: frozenset[str],
+    lexicon: Lexicon,
+    language: Ngrams | None,
+    model: Acoustic,
+    rate: int,
+    how: Preparation,
+) -> Kit:
+    whole = tuning = language
+    if whole is None or tuning is None:
+        said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
+        whole = estimate([words for words, _ in said], lexicon.words, how.order)
+        tuning = estimate([words for words, out in said if not out], lexicon.words, how.order)
+    return Kit(
+        features=how.features,
+        rate=rate,
+        lexicon=lexicon,
+        acoustic=model,
+        language=whole,
+        tuning_language=tuning,
+        sample=_sample([(u, h) for u, h, _ in kept if u.speaker in heldout]),
+    )
+
+
+def _sample(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
+    """Some held-out utterances, evenly spread over the speakers."""
+    if not heldout:
+        return None
+    moments = speaker_moments(heldout)
+    everything = network_frames(heldout)
+    some = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, _SAMPLE)})
+    return Sample(
+        starts=np.cumsum([0] + [len(heldout[n][1].network) for n in some]),
+        network=np.concatenate([everything[n] for n in some]),
+        gaussian=np.concatenate(
+            [gaussian_frames(heldout[n][1].cepstra, moments[heldout[n][0].speaker]) for n in some]
+        ),
+        words=[heldout[n][0].words for n in some],
+    )
+
+
+def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]:
+    """What the network hears, each speaker's frames to mean 0 and standard deviation 1."""
+    corpus = Corpus(
+        origin="speech",
+        frames=np.concatenate([h.network for _, h in heard]),
+        states=np.zeros(0, dtype=np.int64),
+        starts=np.cumsum([0] + [len(h.network) for _, h in heard]),
+        utterances=[u.id for u, _ in heard],
+        speakers=[u.speaker for u, _ in heard],
+        parts=[Part.TEST] * len(heard),
+        state_count=1,
+    )
+    mean, std = corpus.speaker_moments()
+    rows = {name: row for row, name in enumerate(corpus.speaker_names())}
+    return [(h.network - mean[rows[u.speaker]]) / std[rows[u.speaker]] for u, h in heard]
+
+
+def _corpus(
+    data: Path,
+    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    heldout: frozenset[str],
+    model: Acoustic,
+) -> Corpus:
+    frames = np.concatenate([h.network for _, h, _ in kept])
+    return Corpus(
+        origin=str(data),
+        frames=frames.astype(np.float16) if np.abs(frames).max() < 1000 else frames,
+        states=np.concatenate([s for _, _, s in kept]),
+        starts=np.cumsum([0] + [len(h.network) for _, h, _ in kept]),
+        utterances=[u.id for u, _, _ in kept],
+        speakers=[u.speaker for u, _, _ in kept],
+        parts=[Part.HELDOUT if u.speaker in heldout else Part.TRAIN for u, _, _ in kept],
+        state_count=model.tying.states,
+        frame_shift=timedelta(seconds=SHIFT_S),
+    )

@@ -1,0 +1,232 @@
+"""``unisono decode``: a model and speech to words and their score."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from unisono.events import UserError
+from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.speech.checks import Intake, check_data
+from unisono.speech.datadir import Utterance, nothing_usable
+from unisono.speech.decoding import Decoder, Words
+from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.graph import Ingredients, build_graph, cached_graph
+from unisono.speech.kit import FOLDER, Kit
+from unisono.speech.ngram import Ngrams, read_arpa
+from unisono.speech.packages import package
+from unisono.speech.prepare import network_frames
+from unisono.speech.scoring import Score, score
+from unisono.speech.tuning import Tuned, tune
+from unisono.training.keep import PRIORS
+from unisono.training.network import Network
+
+Frames = NDArray[np.float32]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How to decode.
+
+    Attributes:
+        intake: Which audio is accepted; the rate is the model's.
+        language: An ARPA file instead of the language model that was prepared.
+        order: Use n-grams up to this length only; 0: all.
+        processes: How many work at a time.
+    """
+
+    intake: Intake = field(default_factory=Intake)
+    language: Path | None = None
+    order: int = 0
+    processes: int = 1
+
+
+class Ear:
+    """What turns features into log-likelihoods: a run's network, or a PREP's Gaussians."""
+
+    def __init__(self, place: Path) -> None:
+        """Opens a run or a PREP.
+
+        Raises:
+            UserError: It is neither, or was not made from speech.
+        """
+        self.kit = Kit.read(place)
+        self.cache: Path | None = None
+        self._network: Network | None = None
+        self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
+        if (place / "config.toml").is_file():
+            run = RunDirectory.open(place)
+            self._network = Network(run)
+            self._priors = _read_priors(place / FOLDER / PRIORS)
+            self.cache = place / FOLDER / "graphs"
+            self.name = "network"
+
+    def fingerprint(self) -> str:
+        """Tells this ear from any other."""
+        digest = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes())
+        if self._network is not None:
+            digest.update(self._priors.tobytes() + self._network.fingerprint().encode())
+        return digest.hexdigest()
+
+    def hear(self, heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
+        """Yields log-likelihoods of utterances, frames x states each."""
+        if self._network is not None:
+            for frames in network_frames(heard):
+                yield self._network_likes(frames)
+            return
+        moments = speaker_moments(heard)
+        for utterance, features in heard:
+            frames = gaussian_frames(features.cepstra, moments[utterance.speaker])
+            yield self.kit.acoustic.mixtures.loglikes(frames)
+
+    def hear_sample(self) -> list[Frames]:
+        """Log-likelihoods of the held-out utterances that the kit has."""
+        sample = self.kit.sample
+        assert sample is not None
+        cuts = sample.starts[1:-1]
+        if self._network is not None:
+            return [self._network_likes(frames) for frames in np.split(sample.network, cuts)]
+        return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
+
+    def _network_likes(self, frames: Frames) -> Frames:
+        assert self._network is not None
+        return self._network.log_posteriors(frames) - self._priors
+
+
+def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
+    """Decodes; writes hyp.txt, score.json, and with transcripts errors.txt.
+
+    Args:
+        place: A run, or a PREP to decode with its Gaussians.
+        data: A Kaldi data directory; scored where it has a text.
+        out: The folder to make.
+        how: The settings.
+        say: Takes lines that tell what happens.
+
+    Returns:
+        The score, where there are transcripts.
+
+    Raises:
+        UserError: Something cannot be read, or `out` exists.
+    """
+    if os.path.lexists(out):
+        raise UserError(f"{out} exists already; name another --out")
+    for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
+        package(name)  # said before an hour of work, not after it
+    ear = Ear(place)
+    kit = ear.kit
+    checked = check_data(data, replace(how.intake, rate=kit.rate), None)
+    say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
+    heard = hear(
+        checked.utterances,
+        checked.reader,
+        kit.features,
+        checked.aside,
+        processes=how.processes,
+        say=say,
+    )
+    for line in checked.aside.summary():
+        say(line)
+    if not heard:
+        raise nothing_usable(data, checked.aside)
+    language, tuning_language = _languages(kit, how)
+    tuned = _tune(ear, tuning_language, how, say)
+    ingredients = _ingredients(kit, language)
+    machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
+    say(f"graph: {len(machine.final)} states, {len(machine.source)} arcs")
+    with Decoder(machine, ingredients.words, how.processes) as decoder:
+        found = decoder.decode(ear.hear(heard), tuned.scale, tuned.penalty)
+    by_name = {u.id: words for (u, _), words in zip(heard, found, strict=True)}
+    facts: dict[str, JsonValue] = {
+        "acoustic_scale": tuned.scale,
+        "insertion_penalty": tuned.penalty,
+        "tuning": {"errors": tuned.errors, "words": tuned.words, "tried": tuned.tried},
+        "lm_order": language.order,
+        "model": ear.name,
+        "utterances": len(heard),
+        "set_aside": len(checked.aside),
+    }
+    said = {u.id: u.words for u, _ in heard if u.words}
+    result = None
+    if said:
+        result = score(said, by_name, {u.id: u.speaker for u, _ in heard})
+        facts = {**result.facts(), **facts}
+    _write(out, by_name, facts, result)
+    checked.aside.write(out / "set_aside.txt")
+    return result
+
+
+def _languages(kit: Kit, how: Decoding) -> tuple[Ngrams, Ngrams]:
+    """The language model to decode with, and the one to tune with."""
+    both = kit.language, kit.tuning_language
+    if how.language is not None:
+        given = read_arpa(how.language).within(kit.lexicon.words)
+        both = given, given
+    if how.order:
+        both = both[0].cut(how.order), both[1].cut(how.order)
+    return both
+
+
+def _ingredients(kit: Kit, language: Ngrams) -> Ingredients:
+    return Ingredients(
+        lexicon=kit.lexicon,
+        language=language,
+        topology=kit.acoustic.topology,
+        tying=kit.acoustic.tying,
+        silence=kit.acoustic.silence,
+    )
+
+
+def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
+    """Tunes on the held-out speakers; a run remembers what came of it."""
+    sample = ear.kit.sample
+    if sample is None:
+        say("no speaker was held out: scale and price of a word are the defaults, not tuned")
+        return Tuned()
+    ingredients = _ingredients(ear.kit, language)
+    memory: Path | None = None
+    if ear.cache is not None:
+        key = f"{ingredients.fingerprint()}{ear.fingerprint()}"
+        memory = ear.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        if memory.is_file():
+            return Tuned(**json.loads(memory.read_text(encoding="utf-8")))
+    say(f"tuning on {len(sample.words)} utterances of held-out speakers")
+    with Decoder(build_graph(ingredients), ingredients.words, how.processes) as decoder:
+        tuned = tune(decoder, ear.hear_sample(), sample.words, say)
+    if memory is not None:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(memory, json.dumps(asdict(tuned)).encode())
+    return tuned
+
+
+def _write(
+    out: Path, found: dict[str, Words], facts: dict[str, JsonValue], result: Score | None
+) -> None:
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot make {out}: {error.strerror}") from None
+    lines = [" ".join([name, *words]) + "\n" for name, words in sorted(found.items())]
+    write_atomically(out / "hyp.txt", "".join(lines).encode())
+    write_atomically(out / "score.json", (json.dumps(facts, indent=1) + "\n").encode())
+    if result is not None:
+        write_atomically(out / "errors.txt", "\n".join(result.aligned).encode())
+        write_atomically(out / "speakers.txt", "\n".join([*result.lines(), ""]).encode())
+
+
+def _read_priors(path: Path) -> Frames:
+    try:
+        priors: Frames = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot read the priors of the run ({reason}): train it again") from None
+    return priors

@@ -1,0 +1,45 @@
+"""What a run keeps of its PREP, so that it can be decoded without it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from unisono.data import FrameSource, Part, Prep
+from unisono.events import UserError
+from unisono.pool.order import Order
+from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.speech.kit import FOLDER
+from unisono.training.network import Network
+
+PRIORS = "priors.npy"
+"""Log priors of the states, beside what came from the PREP."""
+_FRAMES = 50_000
+
+
+def keep_speech(run: RunDirectory, prep: Prep) -> None:
+    """Copies what decoding needs, and notes the states' priors as the model believes them.
+
+    The prior of a state is the mean of its posteriors over training frames chosen at random:
+    what the network says on average is what must be divided out, whatever the alignment counted.
+    A PREP that was not made from speech has nothing to keep.
+    """
+    source: Path = prep.path / FOLDER
+    if not source.is_dir():
+        return
+    target = run.path / FOLDER
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise UserError(f"cannot copy {source} to {target}: {error}") from None
+    network = Network(run)
+    train = FrameSource(prep, Part.TRAIN, context=network.context)
+    count = min(_FRAMES, len(train))
+    x, _ = train.batch(np.sort(Order(len(train), seed=0).indices(0, 0, count)))
+    means = np.maximum(network.mean_posteriors(x), 1 / len(train))
+    buffer = io.BytesIO()
+    np.save(buffer, np.log(means).astype(np.float32))
+    write_atomically(target / PRIORS, buffer.getvalue())

@@ -1,0 +1,56 @@
+"""Work in one process and in several: the same results, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from unisono.speech.crew import Crew
+
+
+def start(base: int) -> int:
+    return base
+
+
+def add(base: int, item: int) -> tuple[int, int]:
+    return base + item, os.getpid()
+
+
+def fail(base: int, item: int) -> int:
+    raise ValueError(f"item {item}")
+
+
+def test_one_process_is_this_one_and_reads_as_it_goes() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(5):
+            taken.append(item)
+            yield item
+
+    with Crew(1, start, 10) as crew:
+        results = crew.map(add, items())
+        assert next(results) == (10, os.getpid())
+        assert taken == [0]
+        assert [value for value, _ in results] == [11, 12, 13, 14]
+
+
+def test_two_processes_give_the_same_in_order_and_read_little_ahead() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            taken.append(item)
+            yield item
+
+    with Crew(2, start, 10) as crew:
+        results = crew.map(add, items(), chunk=3)
+        first = next(results)
+        assert len(taken) <= 3 * 7
+        rest = list(results)
+        assert [value for value, _ in [first, *rest]] == list(range(10, 110))
+        assert os.getpid() not in {process for _, process in rest}
+        with pytest.raises(ValueError, match="item 0"):
+            list(crew.map(fail, range(3)))

@@ -1,0 +1,159 @@
+"""From audio with known times to a PREP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from tones import RATE, WORDS, write_tones
+
+from unisono.data import Part, Prep
+from unisono.events import UserError
+from unisono.speech.features import Features, fbank
+from unisono.speech.kit import Kit
+from unisono.speech.prepare import Preparation, Tie, prepare
+
+Times = dict[str, list[tuple[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Times, Prep, list[str]]:
+    folder = tmp_path_factory.mktemp("tones")
+    times = write_tones(folder / "data", speakers=6, utterances=8, seed=1)
+    lines: list[str] = []
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60)
+    prep = prepare(
+        folder / "data", folder / "data" / "lexicon.txt", folder / "prep", how, lines.append
+    )
+    return folder, times, prep, lines
+
+
+def test_a_prep_that_train_can_read(made: tuple[Path, Times, Prep, list[str]]) -> None:
+    folder, times, prep, lines = made
+    prep.verify()
+    assert prep.table.id == sorted(times)
+    held = {prep.table.speaker[u] for u in prep.utterances_of(Part.HELDOUT)}
+    assert len(held) == 1
+    assert prep.header.states == 5 + 6 * 3
+    assert prep.header.frame_shift_s == 0.01
+    first = prep.table.id[0]
+    samples, _ = soundfile.read(folder / "data" / f"{first}.wav", dtype="int16")
+    wanted = fbank(samples.astype(float), RATE)
+    np.testing.assert_allclose(prep.frames[: prep.starts[1]], wanted, atol=0.01)
+    passes = [float(line.split()[5]) for line in lines if line.startswith("pass")]
+    assert len(passes) == 40 and passes[-1] > passes[10] > passes[0]
+
+
+def test_word_starts_are_where_they_are(made: tuple[Path, Times, Prep, list[str]]) -> None:
+    _, times, prep, _ = made
+    kit = Kit.read(prep.path)
+    silent = kit.acoustic.topology.first[1]
+    errors = []
+    for u, name in enumerate(prep.table.id):
+        states = prep.states[prep.starts[u] : prep.starts[u + 1]]
+        begun = np.flatnonzero(np.diff(np.concatenate([[-1], states])) != 0)
+        phones = np.searchsorted(kit.acoustic.topology.first, states[begun], side="right") - 1
+        local = states[begun] - kit.acoustic.topology.first[phones]
+        starts = [
+            at
+            for at, s, k in zip(begun, states[begun], local, strict=True)
+            if k == 0 and s >= silent
+        ]
+        sounds = _sounds(times[name])
+        assert len(starts) == len(sounds)
+        # A frame's middle is 12.5 ms after its first sample.
+        errors += [
+            abs(at * 0.01 + 0.0125 - when)
+            for at, (_, when) in zip(starts, sounds, strict=True)
+            if when is not None
+        ]
+    assert np.median(errors) <= 0.020
+    assert np.percentile(errors, 90) <= 0.060
+
+
+def _sounds(said: list[tuple[str, float]]) -> list[tuple[str, float | None]]:
+    """The phones of some words; the time of the first of each word is known."""
+    return [
+        (phone, when if n == 0 else None)
+        for word, when in said
+        for n, phone in enumerate(WORDS[word])
+    ]
+
+
+def test_the_kit_comes_back(made: tuple[Path, Times, Prep, list[str]]) -> None:
+    kit = Kit.read(made[2].path)
+    assert kit.features is Features.FBANK and kit.rate == RATE
+    assert kit.lexicon.entries["io"] == [("I", "O"), ("I", "U")]
+    assert 0.2 < kit.acoustic.silence < 0.9
+    assert kit.sample is not None and len(kit.sample.words) == 8
+    assert len(kit.sample.network) == kit.sample.starts[-1] == len(kit.sample.gaussian)
+    assert abs(kit.sample.network.mean()) < 0.01
+    assert kit.language.order == 2
+
+
+def test_speeds_are_other_speakers_and_leave_the_text_alone(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    folder, times, plain, _ = made
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, perturb=True)
+    prep = prepare(
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+    )
+    assert len(prep.table.speakers) == 5 * 3 + 1
+    assert len(prep.utterances_of(Part.HELDOUT)) == 8
+    lengths = dict(zip(prep.table.id, np.diff(prep.starts).tolist(), strict=True))
+    for name in times:
+        if f"sp0.9-{name}" in lengths:
+            assert lengths[f"sp0.9-{name}"] == pytest.approx(lengths[name] / 0.9, abs=2)
+            assert lengths[f"sp1.1-{name}"] == pytest.approx(lengths[name] / 1.1, abs=2)
+    for file in ("lm.arpa", "lm_tuning.arpa"):
+        assert (prep.path / "speech" / file).read_text() == (
+            plain.path / "speech" / file
+        ).read_text()
+
+
+def test_a_tree_may_only_add_states(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    folder, _, plain, _ = made
+    how = Preparation(heldout=0.2, gaussians=60, states=30)
+    prep = prepare(
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+    )
+    assert plain.header.states <= prep.header.states <= 30
+    assert Kit.read(prep.path).acoustic.tying.states == prep.header.states
+    assert set(np.unique(prep.states)) <= set(range(prep.header.states))
+
+
+@pytest.mark.long
+def test_the_same_again_and_with_two_processes(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    folder, _, prep, _ = made
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, processes=2)
+    again = prepare(
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+    )
+    assert again.fingerprint == prep.fingerprint
+
+
+def test_what_exists_is_not_overwritten(made: tuple[Path, Times, Prep, list[str]]) -> None:
+    folder, _, prep, _ = made
+    with pytest.raises(UserError, match="exists already"):
+        prepare(folder / "data", folder / "data" / "lexicon.txt", prep.path, Preparation(), print)
+
+
+def test_a_broken_kit_is_one_line(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="prepare DATA"):
+        Kit.read(tmp_path)
+    (tmp_path / "speech").mkdir()
+    for file in (made[2].path / "speech").iterdir():
+        (tmp_path / "speech" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "speech" / "gaussians.npz").write_bytes(b"PK")
+    with pytest.raises(UserError, match="broken") as caught:
+        Kit.read(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,112 @@
+"""The best path against all paths, one by one."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+
+from unisono.speech.lexicon import Lexicon
+from unisono.speech.paths import equal_states, lay_paths
+from unisono.speech.topology import Topology
+from unisono.speech.tying import Tying
+from unisono.speech.viterbi import Block
+
+LEXICON = Lexicon(entries={"a": [("A",)], "ab": [("A", "B"), ("B",)]})
+TOPOLOGY = Topology.start(LEXICON.phones)
+SILENCE = 0.3
+SIL, A, B = range(3)
+
+
+def sequences(words: list[str]) -> list[list[tuple[int, bool]]]:
+    """All phone sequences with optional silence: (phone, whether it is such silence)."""
+    made = []
+    for variants in itertools.product(*[LEXICON.entries[word] for word in words]):
+        for gaps in itertools.product([False, True], repeat=len(words) + 1):
+            row: list[tuple[int, bool]] = []
+            for gap, variant in zip(gaps, [*variants, ()], strict=True):
+                row += [(SIL, True)] if gap else []
+                row += [({"A": A, "B": B}[phone], False) for phone in variant]
+            made.append(row)
+    return made
+
+
+@cache
+def walks(phone: int, frames: int) -> list[list[int]]:
+    """All ways through a phone in so many frames: local states."""
+    made, moves = [], TOPOLOGY.moves[phone]
+    for row in itertools.product(range(TOPOLOGY.size(phone)), repeat=frames):
+        steps = all(moves[i, j] > 0 for i, j in itertools.pairwise(row))
+        if row[0] == 0 and steps and moves[row[-1], 5] > 0:
+            made.append(list(row))
+    return made
+
+
+def best_by_hand(words: list[str], loglikes: np.ndarray, scale: float) -> tuple[float, list[int]]:
+    scores, best = TOPOLOGY.scores(), (-np.inf, [0])
+    for row in sequences(words):
+        silences = sum(gap for _, gap in row)
+        passed = len(words) + 1 - silences
+        prior = silences * np.log(SILENCE) + passed * np.log(1 - SILENCE)
+        for cuts in itertools.combinations(range(1, len(loglikes)), len(row) - 1):
+            spans = list(itertools.pairwise((0, *cuts, len(loglikes))))
+            if any(b - a < 3 for a, b in spans):
+                continue
+            total, states = prior, []
+            for (phone, _), (a, b) in zip(row, spans, strict=True):
+                value, walk = max(
+                    (
+                        scale
+                        * sum(
+                            loglikes[a + k, TOPOLOGY.first[phone] + s] for k, s in enumerate(walk)
+                        )
+                        + sum(scores[phone, i, j] for i, j in itertools.pairwise([*walk, 5])),
+                        walk,
+                    )
+                    for walk in walks(phone, b - a)
+                )
+                total += value
+                states += [int(TOPOLOGY.first[phone]) + s for s in walk]
+            best = max(best, (total, states))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_path_of_each_utterance(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    spoken = [(["a"], 5), (["ab"], 8), (["a", "ab"], 9), (["a"], 2)]
+    likes = [random.normal(0, 3, (n, TOPOLOGY.states)).astype(np.float32) for _, n in spoken]
+    paths = [lay_paths(words, LEXICON, TOPOLOGY, Tying.none(TOPOLOGY)) for words, _ in spoken]
+    block = Block(paths, [n for _, n in spoken])
+    found = block.find(np.concatenate(likes), TOPOLOGY.scores(), SILENCE, 0.7)
+    assert found.reached.tolist() == [True, True, True, False]
+    at = frames = 0
+    for (words, n), like in zip(spoken[:3], likes[:3], strict=True):
+        _, wanted = best_by_hand(words, like, 0.7)
+        assert found.states[at : at + n].tolist() == wanted
+        at += n
+        frames += n
+    assert found.moves.sum() == frames
+    wanted_silences = sum(
+        int((found.states[:at] == TOPOLOGY.first[SIL + 1] - 1)[k])
+        and not (k + 1 < at and found.states[k + 1] == found.states[k])
+        for k in range(at)
+    )
+    assert found.silences == wanted_silences
+
+
+def test_moves_are_probabilities_before_and_after_learning() -> None:
+    for topology in (TOPOLOGY, TOPOLOGY.learn(np.random.default_rng(0).poisson(3, (3, 5, 6)))):
+        sums = topology.moves.sum(2)
+        np.testing.assert_allclose(sums[sums > 0], 1)
+        assert ((topology.moves > 0) == (TOPOLOGY.moves > 0)).all()
+    learnt = TOPOLOGY.learn(np.zeros((3, 5, 6)))
+    np.testing.assert_allclose(learnt.moves[A, 0, :2], 0.5)
+
+
+def test_a_flat_start_divides_the_frames_evenly() -> None:
+    states = equal_states(["a"], 26, LEXICON, TOPOLOGY)
+    assert states.tolist() == [s for s in [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4] for _ in "xx"]
+    assert equal_states(["a"], 4, LEXICON, TOPOLOGY).tolist() == [5, 5, 6, 7]

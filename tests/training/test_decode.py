@@ -1,0 +1,110 @@
+"""From audio to a word error rate by the three commands, on a language of tones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kaldifst", reason="the speech extra is not installed")
+sys.path.insert(0, str(Path(__file__).parents[1] / "speech"))
+
+from tones import write_tones
+
+from unisono.config import load
+from unisono.events import UserError
+from unisono.speech.prepare import Preparation, prepare
+from unisono.training.decode import Decoding, decode
+from unisono.training.train import train
+
+QUICK = ["minibatch=128", "network.hidden=[64]", "epochs=4"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train and test data, a PREP and a run."""
+    place = tmp_path_factory.mktemp("tones")
+    write_tones(place / "train", speakers=8, utterances=6, seed=1)
+    write_tones(place / "test", speakers=2, utterances=6, seed=2)
+    how = Preparation(heldout=0.2, gaussians=60)
+    lexicon = place / "train" / "lexicon.txt"
+    prepare(place / "train", lexicon, place / "prep", how, lambda _: None)
+    train(load(None, QUICK, {"prep": str(place / "prep")}), place / "run")
+    return place
+
+
+@pytest.mark.parametrize("model", ["prep", "run"])
+def test_words_are_found(place: Path, tmp_path: Path, model: str) -> None:
+    lines: list[str] = []
+    out = tmp_path / "out"
+    score = decode(place / model, place / "test", out, Decoding(), lines.append)
+    assert score is not None and score.errors.rate < 0.05
+    facts = json.loads((out / "score.json").read_text())
+    assert facts["model"] in (("monophone", "triphone") if model == "prep" else ("network",))
+    assert {"wer", "cer", "words", "ins", "del", "sub", "interval", "acoustic_scale"} <= set(facts)
+    assert facts["wer"] == score.errors.rate and facts["tuning"]["words"] > 0
+    said = (place / "test" / "text").read_text().splitlines()
+    found = (out / "hyp.txt").read_text().splitlines()
+    assert [line.split()[0] for line in found] == sorted(line.split()[0] for line in said)
+    assert facts["words"] == sum(len(line.split()) - 1 for line in said)
+
+
+def test_a_run_is_decoded_without_its_prep_and_remembers_what_it_tuned(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode(place / "run", place / "test", tmp_path / "a", Decoding(order=1), lambda _: None)
+    (place / "prep").rename(place / "away")
+    try:
+        monkeypatch.setattr("unisono.training.decode.build_graph", lambda _: pytest.fail("again"))
+        decode(place / "run", place / "test", tmp_path / "b", Decoding(order=1), lambda _: None)
+    finally:
+        (place / "away").rename(place / "prep")
+    texts = [(tmp_path / name / "score.json").read_text() for name in "ab"]
+    assert texts[0] == texts[1]
+
+
+def test_an_arpa_file_of_the_users_own(place: Path, tmp_path: Path) -> None:
+    arpa = tmp_path / "own.arpa"
+    entries = "".join(f"-0.8 {word} -0.1\n" for word in ("</s>", "io", "other", "uya"))
+    arpa.write_text(f"\\data\\\nngram 1=5\n\n\\1-grams:\n-99 <s> 0\n{entries}\\end\\\n")
+    out = tmp_path / "out"
+    how = Decoding(language=arpa)
+    assert decode(place / "run", place / "test", out, how, lambda _: None) is not None
+    found = {word for line in (out / "hyp.txt").open() for word in line.split()[1:]}
+    assert found == {"io", "uya"}
+
+
+def test_priors_are_mean_posteriors(place: Path) -> None:
+    priors = np.load(place / "run" / "speech" / "priors.npy")
+    assert np.exp(priors).sum() == pytest.approx(1, abs=1e-3)
+    counted = np.load(place / "prep" / "priors.npy")
+    assert np.abs(np.exp(priors) - np.exp(counted)).max() < 0.05
+
+
+def test_without_text_there_are_words_but_no_score(place: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("wav.scp", "utt2spk"):
+        text = (place / "test" / name).read_text()
+        if name == "wav.scp":
+            text = text.replace(" s", f" {place / 'test'}/s") + "gone gone.wav\n"
+        (bare / name).write_text(text)
+    out = tmp_path / "out"
+    assert decode(place / "prep", bare, out, Decoding(), lambda _: None) is None
+    assert "wer" not in json.loads((out / "score.json").read_text())
+    assert (out / "hyp.txt").stat().st_size > 0
+    assert "gone" in (out / "set_aside.txt").read_text()
+
+
+def test_what_cannot_be_decoded_is_one_line(place: Path, tmp_path: Path) -> None:
+    for model, data, out, word in (
+        ("prep", "test", place / "prep", "exists"),
+        ("test", "test", tmp_path / "o", "cannot decode"),
+        ("prep", "nowhere", tmp_path / "o", "nowhere"),
+    ):
+        with pytest.raises(UserError, match=word) as caught:
+            decode(place / model, place / data, out, Decoding(), lambda _: None)
+        assert "\n" not in str(caught.value)
