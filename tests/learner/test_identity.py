@@ -37,6 +37,8 @@ STRATEGIES = {
     "gossip-fixed": unisono.GossipFixed(every=2 * BATCH),
     "gossip-random": unisono.GossipRandom(every=2 * BATCH),
     "delay": "delay-by-one",
+    "server": unisono.Server(push_every=1, overlap=False),
+    "server-1": unisono.Server(push_every=1, overlap=False, shards=1),
 }
 EPOCHS = 3
 

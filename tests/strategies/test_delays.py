@@ -90,4 +90,4 @@ def test_the_factor_of_the_rule_is_the_limit_s() -> None:
     for learners in (1, 2, 4, 9):
         delay = learners - 1
         factor = Server(push_every=3, overlap=False).rate_factor(learners)
-        assert factor == pytest.approx(3 * math.sin(math.pi / (2 * (2 * delay + 1))))
+        assert factor == pytest.approx(math.sin(math.pi / (2 * (2 * delay + 1))))

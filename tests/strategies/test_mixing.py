@@ -69,8 +69,8 @@ def test_the_predicted_distance_is_that_of_a_random_walk(
 
 
 RINGS: dict[str, tuple[Callable[[], Any], Callable[[int], Mixing]]] = {
-    "fixed": (lambda: GossipFixed(every=4), ring),
-    "random": (lambda: GossipRandom(every=4), complete),
+    "fixed": (lambda: GossipFixed(every=8), ring),
+    "random": (lambda: GossipRandom(every=8), complete),
 }
 
 
@@ -120,11 +120,10 @@ def test_learners_are_where_the_product_of_their_matrices_says(
     run = ToyCluster(
         strategy=RINGS[name][0](),
         learners=learners,
-        total=learners * 12,
+        total=learners * 16,
         loss=Throw(distance=100.0),
         rate=1.0,
         schedule=Seeded(learners),
-        slowness={0: 1.2},
     ).run()
     thrown, ended = thrown_and_ended(run)
     common = numbers_at_start(run)
@@ -159,7 +158,7 @@ def test_the_distance_shrinks_as_fast_as_the_gap_predicts(
         run = ToyCluster(
             strategy=make(),
             learners=learners,
-            total=learners * 30,
+            total=learners * 60,
             loss=Throw(distance=100.0),
             rate=1.0,
             schedule=Seeded(seed),

@@ -27,6 +27,8 @@ class Server:
     """Pieces of the model; so many learners hold one each. A push is a message to each of them."""
 
     name: ClassVar[str] = "server"
+    folds_momentum: ClassVar[bool] = True
+    """Whether a recipe should give its momentum m up, for a rate 1 / (1 - m) times as large."""
     shares: ClassVar[str] = "gradients and parameters; buffers stay each learner's own"
 
     def __post_init__(self) -> None:
@@ -47,19 +49,15 @@ class Server:
     @property
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
-        return (
-            f"multiply by {self.push_every}, the minibatches of a push, and by sin(pi / (2 (2 t + "
-            "1))), where t is the staleness"
-        )
+        return "multiply by sin(pi / (2 (2 t + 1))), where t is the staleness; no momentum"
 
     def rate_factor(self, learners: int) -> float:
-        """A push is a larger minibatch; a delay of t pushes lowers the limit of stable rates.
+        """A delay of t pushes lowers the limit of stable rates.
 
         That limit is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and 2 / h without
-        a delay.
+        a delay. With momentum it is lower still: asynchrony is a momentum of its own.
         """
-        delay = self.staleness(learners)
-        return self.push_every * math.sin(math.pi / (2 * (2 * delay + 1)))
+        return math.sin(math.pi / (2 * (2 * self.staleness(learners) + 1)))
 
     def staleness(self, learners: int) -> int:
         """What equal learners come to: the pushes of the others, with overlap one's own, too."""

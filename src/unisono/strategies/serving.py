@@ -436,6 +436,8 @@ class ServerParticipant(Participant):
         self._send_pieces()
 
     def _on_members(self, message: Message) -> None:
+        if self.fabric.address not in self.fabric.members().addresses():
+            return  # It has left.
         self._unclosed += message.body["gone"]
         self._holding.change_view()
         self._holding.retry()

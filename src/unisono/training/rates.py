@@ -14,11 +14,19 @@ def rate_factor(config: Config) -> float:
         return 1.0
     strategy = make(config.strategy_name, config.agreement)
     factor = strategy.rate_factor(config.learner_range[1])
+    if folds_momentum(config):
+        return factor / (1 - config.rate.momentum)
     if config.rate.most == 0:
         return factor
     # Each learner steps by itself between two rounds: what it alone could not bear, the mean of
     # many cannot, either.
     return min(factor, max(1.0, config.rate.most / config.start_rate))
+
+
+def folds_momentum(config: Config) -> bool:
+    """Whether momentum is given up for a larger rate, as the strategy asks."""
+    strategy = make(config.strategy_name, config.agreement)
+    return bool(getattr(strategy, "folds_momentum", False)) and config.rate.scaled
 
 
 def make_schedule(config: Config) -> Schedule:

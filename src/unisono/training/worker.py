@@ -24,7 +24,7 @@ from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.training.launch import ABANDONED
-from unisono.training.rates import make_schedule
+from unisono.training.rates import folds_momentum, make_schedule
 from unisono.training.shapes import examples_in, shape_of, source_of, strategy_of
 from unisono.training.validation import HALVES, halves, merge, score, score_groups
 
@@ -45,7 +45,7 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
     decay = config.rate.weight_decay
     if config.optimizer is OptimizerChoice.ADAMW:
         return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
-    momentum = config.rate.momentum
+    momentum = 0.0 if folds_momentum(config) else config.rate.momentum
     if config.optimizer is OptimizerChoice.NG_SGD:
         options = config.natural_gradient.model_dump()
         return NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
