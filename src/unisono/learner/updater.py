@@ -100,7 +100,8 @@ class SliceUpdater:
 
     def state(self) -> Parcel:
         """Momentum and the like."""
-        return to_parcel("optimizers", [optimizer.state_dict() for optimizer in self._optimizers])
+        parcel = to_parcel("optimizers", [optimizer.state_dict() for optimizer in self._optimizers])
+        return Parcel(parcel.plain, {name: v.copy() for name, v in parcel.vectors.items()})
 
     def load_state(self, parcel: Parcel) -> None:
         """The inverse of ``state``."""

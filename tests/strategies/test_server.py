@@ -1,0 +1,186 @@
+"""The parameter server: what is applied, dropped, averaged and handed on."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from unisono.events import UserError
+from unisono.fabric import TensorVector, learner
+from unisono.strategies import AveragedServer, Server
+from unisono.strategies.holding import Holding
+from unisono.strategies.shards import Copy, Shard, bounds, holder, runs
+from unisono.testing.faults import Kill
+from unisono.testing.losses import Targets
+from unisono.testing.properties import Promises, check_schedules, check_settling
+from unisono.testing.simulated import ToyCluster
+from unisono.testing.toy import ToyUpdater
+
+MEMBERS = [learner(n) for n in range(5)]
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+@pytest.mark.parametrize("shards", [1, 2, 4, 16])
+def test_every_shard_has_one_holder_and_runs_are_all_of_them(shards: int, members: int) -> None:
+    who = [holder(s, shards, MEMBERS[:members]) for s in range(shards)]
+    assert who == sorted(who)
+    assert len(set(who)) == min(shards, members)
+    found = runs(range(shards), shards, MEMBERS[:members])
+    assert [s for run in found for s in range(*run)] == list(range(shards))
+    assert len(found) == len(set(who))
+    edges = [bounds((s, s + 1), shards, 103) for s in range(shards)]
+    assert edges[0][0] == 0 and edges[-1][1] == 103
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+
+
+def shard(start: float = 1.0) -> Shard:
+    values = TensorVector(torch.full((3,), start, dtype=torch.float64))
+    return Shard(values, ToyUpdater(values), Copy())
+
+
+def test_the_streaming_mean_is_the_mean_of_the_iterates() -> None:
+    one, iterates = shard(), []
+    source = np.random.default_rng(0)
+    for number in range(1, 200):
+        gradient = TensorVector(torch.from_numpy(source.standard_normal(3)))
+        one.apply("a", number, gradient, [0.1], averages=number > 50)
+        if number > 50:
+            iterates.append(one.values.tensor.numpy().copy())
+    assert one.mean is not None
+    np.testing.assert_allclose(one.mean.tensor.numpy(), np.mean(iterates, axis=0), atol=1e-12)
+    assert one.averaged == len(iterates)
+    assert shard().shown.tensor.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_push_is_applied_once_however_often_it_comes() -> None:
+    one = shard()
+    gradient = TensorVector(torch.ones(3, dtype=torch.float64))
+    for number in (1, 1, 2, 1, 2):
+        one.apply("a", number, gradient, [0.25], averages=False)
+    assert one.values.tensor.tolist() == [0.5, 0.5, 0.5]
+    assert (one.copy.version, one.copy.applied) == (2, {"a": 2})
+
+
+def consensus(strategy: Any, learners: int, **how: Any) -> np.ndarray[Any, Any]:
+    run = ToyCluster(
+        strategy=strategy,
+        learners=learners,
+        total=31,
+        loss=Targets(dimension=23, distance=5.0),
+        **how,
+    ).run()
+    assert run.survivors[0].consensus is not None
+    return run.survivors[0].consensus
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize("shards", [2, 7])
+def test_sharded_is_unsharded(learners: int, shards: int) -> None:
+    """With learners of different speed, so that pushes come in the same order everywhere."""
+    slowness = {1: 1.7}
+    whole, cut = (
+        consensus(Server(push_every=1, overlap=False, shards=s), learners, slowness=slowness)
+        for s in (1, shards)
+    )
+    np.testing.assert_allclose(cut, whole, atol=1e-12)
+
+
+def test_averaging_changes_nothing_of_the_training() -> None:
+    """The mean is never fed back; begun at the end, it is the last iterate."""
+    plain = consensus(Server(push_every=1, overlap=False), 2, slowness={1: 1.7})
+    late = AveragedServer(push_every=1, overlap=False, average_from=1.0)
+    np.testing.assert_array_equal(consensus(late, 2, slowness={1: 1.7}), plain)
+    early = AveragedServer(push_every=1, overlap=False, average_from=0.0)
+    assert np.abs(consensus(early, 2, slowness={1: 1.7}) - plain).max() > 0.01
+
+
+def test_several_minibatches_are_one_larger_one() -> None:
+    """One learner, m minibatches a push: the weighted mean of gradients at the same point."""
+    loss = Targets(dimension=4, distance=2.0)
+    run = ToyCluster(
+        strategy=Server(push_every=3, overlap=False), learners=1, total=9, loss=loss, rate=0.1
+    ).run()
+    x = np.zeros(4)
+    for first in (0, 3, 6):
+        sizes = np.array([1 + p % 4 for p in range(first, first + 3)], dtype=float)
+        points = np.array([loss.load(p).numpy() for p in range(first, first + 3)])
+        x = x - 0.1 * (sizes[:, None] * (x - points)).sum(axis=0) / sizes.sum()
+    np.testing.assert_allclose(run.survivors[0].consensus, x, atol=1e-12)
+
+
+def test_what_is_too_late_is_dropped_and_trained_again() -> None:
+    run = ToyCluster(
+        strategy=Server(push_every=1, overlap=False, bound=2),
+        learners=3,
+        total=40,
+        slowness={2: 6.0},
+    ).run()
+    counts = run.state.pool.counts
+    assert counts.dropped > 0
+    assert counts.leased == counts.settled + counts.returned
+    assert (counts.settled, counts.returned) == (40, counts.dropped)
+
+
+def test_a_bound_that_would_drop_everything_is_refused() -> None:
+    cluster = ToyCluster(
+        strategy=Server(push_every=1, overlap=False, bound=1), learners=3, total=30
+    )
+    with pytest.raises(UserError, match="a staleness bound of 1 would drop every push: with 3"):
+        cluster.run()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"push_every": 0}, "push_every"),
+        ({"shards": 0}, "shards"),
+        ({"bound": -1}, "bound"),
+        ({"warm_start": 1.0}, "warm_start"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        Server(**options)
+
+
+def test_one_learner_trains_the_warm_start_by_itself() -> None:
+    strategy = Server(push_every=1, shards=2, warm_start=0.4)
+    run = ToyCluster(strategy=strategy, learners=3, total=50).run()
+    by = {position: r.address.number for r in run.results for position in r.steps}
+    assert {by[position] for position in range(20)} == {0}
+    assert {by[position] for position in range(25, 50)} == {0, 1, 2}
+
+
+def test_a_dead_holder_s_shards_go_on_from_what_others_pulled() -> None:
+    """The rest go on; the model that they end with has their own steps from before the death."""
+    run = ToyCluster(
+        strategy=Server(push_every=1, shards=3), learners=3, total=60, faults=[Kill(6.3, 0)]
+    ).run()
+    assert [r.address.number for r in run.survivors] == [1, 2]
+    assert run.state.pool.over
+
+
+def test_settling_what_only_its_learner_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work told of too early is lost with the holder of its shard, and nobody redoes it."""
+    monkeypatch.setattr(Holding, "survives", lambda self, versions: True)
+    promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
+    with pytest.raises(AssertionError, match="by the steps of 0 learners"):
+        check_schedules(lambda: Server(push_every=2, shards=1), range(120), promises=promises)
+
+
+def test_silence_about_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the model, and nobody tells of, is trained again."""
+    monkeypatch.setattr(Holding, "forget", lambda self, gone: [])
+    promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
+    with pytest.raises(AssertionError, match="by the steps of 2 learners"):
+        check_schedules(lambda: Server(push_every=2, shards=1), range(400), promises=promises)
+
+
+def test_it_settles_with_any_number_of_shards() -> None:
+    promises = Promises(plain=False, keeps_mean=False, mixes=False)
+    for shards in (1, 5, 40):
+        check_settling(lambda s=shards: Server(push_every=2, shards=s), 3, promises=promises)
