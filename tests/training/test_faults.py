@@ -26,6 +26,7 @@ WAYS = {
     "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
     "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
     "gossip": ["gossip-random", "--set", "agreement.every=512"],
+    "server": ["server", "--set", "agreement.push_every=2"],
 }
 
 
@@ -97,7 +98,7 @@ def test_the_coordinator_comes_back(start: Start, prep: Path, tmp_path: Path, wa
 
 @pytest.mark.parametrize(
     "way",
-    ["dealt", *(pytest.param(name, marks=pytest.mark.long) for name in ("drawn", "gossip"))],
+    ["dealt", *(pytest.param(name, marks=pytest.mark.long) for name in ("drawn", "gossip", "server"))],
 )
 def test_a_stopped_learner_is_refused_and_rejoins(
     start: Start, prep: Path, tmp_path: Path, way: str

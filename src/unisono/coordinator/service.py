@@ -145,6 +145,8 @@ class Service:
                     return None  # It is about to join, or has just left.
                 if body["sequence"] <= self.state.acknowledged(sender):
                     return {**body, "who": str(sender)}  # It has left, and was not told.
+                if not self.state.may_join(sender):
+                    return None  # It has left; what its strategy still says is no matter.
             self._fabric.meet(Member(sender, body.get("endpoint", "")))
             self._send(Output(sender, "control", {"kind": "refused"}))
             return None

@@ -16,6 +16,7 @@ from torch.nn import functional
 from unisono.events import UserError
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
+from unisono.training.shapes import FRAME_MODEL
 
 Frames = NDArray[np.float32]
 _SIZE = 4096
@@ -39,8 +40,14 @@ class Network:
         try:
             facts = json.loads(run.model_description.read_text(encoding="utf-8"))
             self.context = int(facts.pop("context"))
-            facts.pop("prep", None)
-            self._model = build(facts.pop("model"), **facts)
+            name = facts.pop("model")
+            for other in ("prep", "chunk"):
+                facts.pop(other, None)
+            if name != FRAME_MODEL:
+                raise UserError(
+                    f"the model of {run.path} is a {name}, and decode knows {FRAME_MODEL} alone so far"
+                )
+            self._model = build(name, **facts)
             self._model.load_state_dict(load_file(run.model))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
