@@ -49,7 +49,11 @@ def test_processes_keep_the_mean(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("kill", [{}, {1: 3}, {0: 5}, {0: 2, 2: 7}], ids=str)
+@pytest.mark.parametrize(
+    "kill",
+    [{0: 5}, *(pytest.param(kill, marks=pytest.mark.long) for kill in ({}, {1: 3}, {0: 2, 2: 7}))],
+    ids=str,
+)
 def test_kills_lose_nothing(name: str, kill: dict[int, int]) -> None:
     total, learners = 60, 3
     marks = Marks(total, learners, 0.1)

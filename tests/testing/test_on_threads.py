@@ -72,7 +72,9 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("repetition", range(3))
+@pytest.mark.parametrize(
+    "repetition", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))]
+)
 def test_the_suite_holds_on_threads(name: str, repetition: int) -> None:
     check_on(ThreadCluster, STRATEGIES[name], promises=promises(name))
 
