@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from unisono.coordinator.output import STRATEGY
 from unisono.events import UserError
@@ -12,6 +11,7 @@ from unisono.pool.pool import Deal
 from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.entering import enter_drawn
 from unisono.strategies.holding import Holding
+from unisono.strategies.pushes import Push, ServerSettings
 from unisono.strategies.shards import Copy, Run, runs
 from unisono.strategies.transfer import receive_parcel, send_parcel
 
@@ -21,51 +21,6 @@ SHOWN = "shown"
 FINAL = "final"
 LATE = 5
 """Pushes dropped one after the other, after which a learner is said to be too slow."""
-
-
-class ServerSettings(Protocol):
-    """What a participant must know."""
-
-    @property
-    def push_every(self) -> int:
-        """Minibatches a push."""
-        ...
-
-    @property
-    def overlap(self) -> bool:
-        """Whether to compute on while a push is under way."""
-        ...
-
-    @property
-    def bound(self) -> int:
-        """Staleness beyond which a push is dropped; 0: none."""
-        ...
-
-    @property
-    def shards(self) -> int:
-        """Pieces of the model."""
-        ...
-
-    def staleness(self, learners: int) -> int:
-        """What equal learners come to."""
-        ...
-
-
-@dataclass
-class Push:
-    """Gradients on their way to the shards; without any, only a pull."""
-
-    number: int
-    gradient: Vector | None
-    work: Work
-    rates: list[float]
-    progress: float
-    version: int
-    missing: set[int]
-    sent: dict[Run, Address] = field(default_factory=dict)
-    decided: bool = True
-    """Whether it is known that it is not dropped."""
-    stale: int = 0
 
 
 class ServerParticipant(Participant):

@@ -44,9 +44,7 @@ class Network:
             for other in ("prep", "chunk"):
                 facts.pop(other, None)
             if name != FRAME_MODEL:
-                raise UserError(
-                    f"the model of {run.path} is a {name}, and decode knows {FRAME_MODEL} alone so far"
-                )
+                raise UserError(f"{run.path} has a {name}, and decode knows {FRAME_MODEL} alone")
             self._model = build(name, **facts)
             self._model.load_state_dict(load_file(run.model))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
