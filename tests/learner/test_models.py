@@ -236,9 +236,12 @@ class Branches(nn.Module):
 
 
 def branches() -> Branches:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
-        return Branches()
+    generator = torch.Generator().manual_seed(2)
+    model = Branches()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
+    return model
 
 
 def decaying(model: nn.Module) -> torch.optim.Optimizer:
