@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from unisono.events import UserError
@@ -142,6 +142,7 @@ def test_a_directory_that_cannot_be_used_is_one_line(
     noise=st.binary(max_size=60),
     at=st.integers(0, 60),
 )
+@example(which="wav.scp", noise=b"\x1c", at=8)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -128,7 +128,7 @@ def read_lines(path: Path) -> list[str]:
         raise UserError(f"{path} is not text: it holds a zero byte at {text.index(chr(0))}")
     # Not splitlines: U+2028 and its kin may stand inside a word.
     lines = (line.strip(" \t\r\f\v") for line in text.split("\n"))
-    return [line for line in lines if line]
+    return [line for line in lines if line.split()]
 
 
 def _read_table(path: Path, aside: SetAside) -> dict[str, str]:
