@@ -14,6 +14,8 @@ import torch
 from unisono.fabric import Address
 from unisono.fabric.kernel import Network
 from unisono.strategies import AllReduce, DelayByOne, Server
+from unisono.strategies.pushes import Push
+from unisono.strategies.serving import ServerParticipant
 from unisono.testing.ledger import Kind
 from unisono.testing.simulated import ToyCluster
 
@@ -73,6 +75,27 @@ def test_equal_learners_of_a_server_are_as_stale_as_there_are_others(learners: i
     assert served().staleness(learners) == learners - 1
     assert end(served, learners, 0.93 * limit, STEPS * learners) < 0.05
     assert end(served, learners, 1.07 * limit, STEPS * learners) > 5.0
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4])
+@pytest.mark.parametrize("push_every", [1, 3])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_staleness_of_equal_learners(
+    learners: int, push_every: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one turn of all it is that of the formula, exactly, for every push."""
+    seen: list[int] = []
+    complete = ServerParticipant._complete
+
+    def noted(self: ServerParticipant, push: Push) -> None:
+        seen.append(push.stale)
+        complete(self, push)
+
+    monkeypatch.setattr(ServerParticipant, "_complete", noted)
+    strategy = Server(push_every=push_every, overlap=overlap)
+    ToyCluster(strategy=strategy, learners=learners, total=30 * learners * push_every).run()
+    expected = strategy.staleness(learners)
+    assert set(seen[2 * learners : -2 * learners]) == {expected}
 
 
 @pytest.mark.parametrize("learners", [2, 4])

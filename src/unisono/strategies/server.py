@@ -49,18 +49,24 @@ class Server:
     @property
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
-        return "multiply by sin(pi / (2 (2 t + 1))), where t is the staleness; no momentum"
+        return "multiply by sin(pi / (2 (2 t + 1))), t the mean staleness; no momentum"
 
     def rate_factor(self, learners: int) -> float:
         """A delay of t pushes lowers the limit of stable rates.
 
         That limit is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and 2 / h without
-        a delay. With momentum it is lower still: asynchrony is a momentum of its own.
+        a delay. With overlap 1 of ``push_every`` minibatches is a turn later than the others, so
+        the mean delay counts. With momentum it is lower still: asynchrony is a momentum of its own.
         """
-        return math.sin(math.pi / (2 * (2 * self.staleness(learners) + 1)))
+        delay = learners - 1 + (learners / self.push_every if self.overlap else 0)
+        return math.sin(math.pi / (2 * (2 * delay + 1)))
 
     def staleness(self, learners: int) -> int:
-        """What equal learners come to: the pushes of the others, with overlap one's own, too."""
+        """Of a push of equal learners: the pushes of the others.
+
+        With overlap its first minibatch is computed before the reply to the last push is here: a
+        whole turn of all learners more.
+        """
         return 2 * learners - 1 if self.overlap else learners - 1
 
     def terms(self, batch_size: int) -> Terms:

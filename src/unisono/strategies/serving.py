@@ -35,9 +35,9 @@ class ServerParticipant(Participant):
 
     Nobody waits for another learner; what is pulled may mix versions of different shards. The
     *staleness* of a push is the number of pushes applied to shard 0 between the pull that its
-    gradients were computed at and its own application: W - 1 for W equal learners that wait for
-    the reply, about 2 W - 1 with overlap. On a quadratic of curvature h a delay of t pushes is
-    stable if a h < 2 sin(pi / (2 (2 t + 1))).
+    oldest gradient was computed at and its own application: W - 1 for W equal learners that wait
+    for the reply, 2 W - 1 with overlap. On a quadratic of curvature h a delay of t pushes is stable
+    if a h < 2 sin(pi / (2 (2 t + 1))).
 
     With a ``bound`` the run of shard 0 goes first: its holder applies it or drops the whole push,
     before any other piece is on its way. The work of a dropped push goes back to the pool, and the
@@ -63,6 +63,8 @@ class ServerParticipant(Participant):
         self._examples = 0
         self._minibatches = 0
         self._under_way = False
+        self._pulled_at = self._computed_at = 0
+        """Versions of shard 0: in the model, and of the oldest gradient that is not pushed."""
         self._final: Vector | None = None
         self._late = 0
         # The agent.
@@ -97,6 +99,7 @@ class ServerParticipant(Participant):
         self._entered = enter_drawn(self.client, self._receive_state, lambda: 0)
         if self._entered:
             self._model = self.replica.parameters()
+            self._pulled_at = self._holding.copies[0].version
             self.fabric.post(PORT, {"kind": "entered"})
         return self._entered
 
@@ -116,6 +119,7 @@ class ServerParticipant(Participant):
     def before_update(self) -> bool:
         """Takes the gradients; the step is the shards'."""
         if self._gradient is None:
+            self._computed_at = self._pulled_at
             self._gradient, self._first_weight = self.replica.gradient(), max(self._examples, 1)
             self._weight = self._first_weight
         else:
@@ -155,7 +159,7 @@ class ServerParticipant(Participant):
             work=self.replica.take_work(),
             rates=self.replica.learning_rates(),
             progress=self.replica.progress(),
-            version=self._holding.copies[0].version,
+            version=self._computed_at,
             missing=set(range(self._settings.shards)),
             decided=not self._settings.bound,
         )
@@ -173,6 +177,7 @@ class ServerParticipant(Participant):
         if wait:
             self.wait_s += self.fabric.now() - began
         self._under_way = False
+        self._pulled_at = self._holding.copies[0].version
         self.replica.replace(self._holding.model)
 
     def finish(self, leader: Address | None) -> None:
