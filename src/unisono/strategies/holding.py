@@ -161,6 +161,8 @@ class Holding:
             return
         view = self._fabric.members()
         members, me = view.addresses(), self._fabric.address
+        if me not in members:
+            return  # This one has left.
         mine = {s for s in range(self._count) if holder(s, self._count, members) == me}
         for shard in set(self._shards) - mine:
             self._known[shard] = self._shards.pop(shard).copy

@@ -19,6 +19,7 @@ PORT = STRATEGY
 PULLED = "pulled"
 SHOWN = "shown"
 FINAL = "final"
+ENDED = "ended"
 LATE = 5
 """Pushes dropped one after the other, after which a learner is said to be too slow."""
 
@@ -90,7 +91,7 @@ class ServerParticipant(Participant):
     def start(self) -> None:
         """Spawns the agent."""
         self.fabric.port(PORT, members=True)
-        for name in (PULLED, SHOWN, FINAL):
+        for name in (PULLED, SHOWN, FINAL, ENDED):
             self.fabric.port(name)
         self.fabric.spawn("agent", self._run)
 
@@ -209,6 +210,9 @@ class ServerParticipant(Participant):
             self._final = message.vector.copy()
             message.release()
         self.replica.replace(self._final)
+        # Who leaves tells the coordinator nothing any more: there may soon be none.
+        self.fabric.post(PORT, {"kind": "end"})
+        self.fabric.receive(ENDED)
 
     def consensus(self) -> Vector | None:
         """What the shards hand out: their parameters, or the running mean of them."""
@@ -297,6 +301,9 @@ class ServerParticipant(Participant):
             self._cut_if_quiet()
         elif kind == "go on":
             self._go_on(message.body["keep"])
+        elif kind == "end":
+            self._in = False
+            self.fabric.post(ENDED, {})
 
     def _start(self) -> None:
         """Begins a push, unless one is under way, or all hold back for a checkpoint."""
