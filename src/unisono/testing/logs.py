@@ -46,17 +46,35 @@ class LogCoverage:
 
 
 def read_logs(folder: Path) -> LogCoverage:
-    """Reads all logs in a folder; a torn last line is what a kill leaves, and is passed over."""
+    """Reads all logs in a folder; a torn last line is what a kill leaves, and is passed over.
+
+    One that was killed, or stopped and then refused, may have seen an agreement complete that the
+    others had to do again without it. Of two versions of an agreement that counts which was seen by
+    somebody who came further.
+    """
     coverage = LogCoverage()
-    for path in sorted(folder.glob("*.log")):
-        for line in _lines(path):
-            for position in _positions(line.get("trained", [])):
-                coverage.trained[position] += 1
-            for position in _positions(line.get("settled", []) + line.get("skipped", [])):
-                coverage.kept.add(position)
+    versions: dict[int, dict[str, int]] = {}
+    lines = [line for path in sorted(folder.glob("*.log")) for line in _lines(path)]
+    last: Counter[str] = Counter()
+    for line in lines:
+        last[line["who"]] = max(last[line["who"]], line.get("agreement", 0))
+    for line in lines:
+        for position in _positions(line.get("trained", [])):
+            coverage.trained[position] += 1
+        for position in _positions(line.get("settled", []) + line.get("skipped", [])):
+            coverage.kept.add(position)
+        if "agreement" in line:
+            version = json.dumps(line["notes"], sort_keys=True)
+            seen = versions.setdefault(line["agreement"], {})
+            seen[version] = max(seen.get(version, 0), last[line["who"]])
+        else:
             for owner, ranges in line.get("notes", {}).items():
                 for position in _positions(ranges):
-                    coverage.shared.setdefault(position, set()).add(line.get("agreement", owner))
+                    coverage.shared.setdefault(position, set()).add(owner)
+    for number, seen in versions.items():
+        for ranges in json.loads(max(seen, key=lambda version: seen[version])).values():
+            for position in _positions(ranges):
+                coverage.shared.setdefault(position, set()).add(number)
     return coverage
 
 
