@@ -7,38 +7,18 @@ draws no random number, so that replaying the journal of operations leads to the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from unisono.coordinator.agreements import Agreements
 from unisono.coordinator.checkpoints import Checkpoints
+from unisono.coordinator.job import Job
+from unisono.coordinator.mail import Mail
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.base import Member, View
 from unisono.pool.pool import Deal, Pool
 from unisono.pool.ranges import Range
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is trained: all learners must mean the same."""
-
-    total: int
-    """Positions: minibatches over all epochs."""
-    division: str
-    """``dealt`` or ``drawn``."""
-    share: int
-    """Minibatches a learner between two agreements."""
-    rounds: int
-    """Rounds in a deal."""
-    agrees: bool
-    """Whether work is settled by agreements of all, or by each learner's own word."""
-    fingerprint: str
-    """Of strategy, data and settings."""
-    checkpoint_every: int = 0
-    """Positions between checkpoints; 0: none."""
-    alone: int = 0
-    """Drawn: positions, at the start, that one learner trains by itself."""
 
 
 class State:
@@ -74,9 +54,7 @@ class State:
         self._checkpoints = Checkpoints()
         self._unclosed: dict[Address, set[Address]] = {}
         """Of each that is gone: who may still tell of work of it that is in their models."""
-        self._sequence: dict[Address, int] = {}
-        self._answers: dict[tuple[Address, str], Output] = {}
-        self._out: list[Output] = []
+        self._mail = Mail()
 
     @property
     def learners(self) -> list[Address]:
@@ -85,24 +63,17 @@ class State:
 
     def apply(self, operation: Mapping[str, Any]) -> list[Output]:
         """Takes one operation of a member (or, without ``sequence``, of the service itself)."""
-        self._out = []
         who = Address.parse(operation["who"])
-        sequence = operation.get("sequence")
-        if sequence is not None:
-            last = self._sequence.get(who, -1)
-            if sequence <= last:
-                return self._repeat(who, operation)
-            if sequence > last + 1:
-                # It has overtaken what the last coordinator lost; all is sent again, in order.
-                return []
+        if "sequence" in operation:
+            if not self._mail.is_next(who, operation):
+                return self._mail.repeat(who, operation)
             if operation["kind"] != "join" and who not in self.learners:
-                # It has left, or was lost, while this was on its way.
-                return []
-            self._sequence[who] = sequence
+                return []  # It has left, or was lost, while this was on its way.
+            self._mail.take(who, operation)
         handler = getattr(self, "_on_" + operation["kind"])
         handler(who, operation)
         self._advance()
-        return self._out
+        return self._mail.out()
 
     @property
     def orderly(self) -> bool:
@@ -111,25 +82,24 @@ class State:
 
     def may_join(self, who: Address) -> bool:
         """Whether this incarnation has not been here before."""
-        return who not in self._sequence or who in self.learners
+        return not self._mail.knows(who) or who in self.learners
 
     def acknowledged(self, who: Address) -> int:
         """The last operation of a member that is in the state."""
-        return self._sequence.get(who, -1)
+        return self._mail.last(who)
 
     def directives(self) -> list[Output]:
         """What the living must be told again when the coordinator comes back from its journal."""
-        self._out = []
-        for learner in self.learners:
-            self._tell(learner, "control", {"kind": "view", **self.view.to_body()})
+        self._tell_view()
         for newcomer, sponsor in self._asked_welcome.items():
             self._tell(sponsor, STRATEGY, {"kind": "welcome", "to": str(newcomer)})
         if self.job is not None and self.job.division == "drawn":
             self._tell_close()
             self._tell_cut()
             self._tell_after_cut(self._checkpoints.keeping)
-        self._out += self.agreements.supplies
-        return self._out
+        for supply in self.agreements.supplies:
+            self._mail.send(supply)
+        return self._mail.out()
 
     # Members.
 
@@ -225,6 +195,9 @@ class State:
 
     def _set_members(self, members: tuple[Member, ...]) -> None:
         self.view = View(self.view.version + 1, members)
+        self._tell_view()
+
+    def _tell_view(self) -> None:
         for learner in self.learners:
             self._tell(learner, "control", {"kind": "view", **self.view.to_body()})
 
@@ -369,7 +342,7 @@ class State:
             self._tell(COORDINATOR, "checkpoint", body)
 
     def _regroup(self) -> None:
-        for who, request, body in self.agreements.regroup(self.learners, self._out.append):
+        for who, request, body in self.agreements.regroup(self.learners, self._mail.send):
             self._answer(who, request, body)
 
     def _free_limbo(self) -> None:
@@ -537,19 +510,10 @@ class State:
     # Messages.
 
     def _tell(self, to: Address, port: str, body: dict[str, Any]) -> None:
-        self._out.append(Output(to, port, body))
+        self._mail.send(Output(to, port, body))
 
     def _answer(self, who: Address, op: Mapping[str, Any], body: dict[str, Any]) -> None:
-        output = Output(who, op["reply"], {**body, "sequence": op["sequence"]})
-        self._answers[who, op["reply"]] = output
-        self._out.append(output)
-
-    def _repeat(self, who: Address, op: Mapping[str, Any]) -> list[Output]:
-        """An operation that came before: its answer, if it has been given, is given again."""
-        answer = self._answers.get((who, op.get("reply", "")))
-        if answer is not None and answer.body["sequence"] == op["sequence"]:
-            return [answer]
-        return []
+        self._mail.answer(who, op, body)
 
 
 def _ranges(op: Mapping[str, Any]) -> list[Range]:

@@ -12,7 +12,7 @@ from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.entering import enter_drawn
 from unisono.strategies.holding import Holding
 from unisono.strategies.pushes import Push, ServerSettings
-from unisono.strategies.shards import Copy, Run, runs
+from unisono.strategies.shards import Copy, Run, bounds, runs
 from unisono.strategies.transfer import receive_parcel, send_parcel
 
 PORT = STRATEGY
@@ -239,9 +239,7 @@ class ServerParticipant(Participant):
                 except Gone:
                     continue
                 if message.vector is not None:
-                    low = len(model) * run[0] // count
-                    high = len(model) * run[1] // count
-                    model.slice(low, high).assign(message.vector)
+                    model.slice(*bounds(run, count, len(model))).assign(message.vector)
                     missing -= set(range(*run))
                 message.release()
         return model
@@ -325,11 +323,9 @@ class ServerParticipant(Participant):
         on_its_way = {s for run in push.sent for s in range(*run)}
         wanted = push.missing - on_its_way
         if not push.decided:
-            wanted &= {0}
-            if 0 in push.missing - on_its_way:
-                first = runs(push.missing, self._settings.shards, view.addresses())
-                wanted = next(set(range(*run)) for run in first if run[0] == 0)
-        model = len(self._holding.model)
+            placed = runs(push.missing, self._settings.shards, view.addresses())
+            first = next(run for run in placed if run[0] == 0)
+            wanted = set(range(*first)) if 0 in wanted else set()
         for run, who in runs(wanted, self._settings.shards, view.addresses()).items():
             body: dict[str, Any] = {
                 "kind": "piece",
@@ -344,8 +340,8 @@ class ServerParticipant(Participant):
                 "bound": 0 if push.decided else self._settings.bound,
                 "passed": self._passed,
             }
-            low, high = (model * edge // self._settings.shards for edge in run)
-            piece = None if push.gradient is None else push.gradient.slice(low, high)
+            span = bounds(run, self._settings.shards, len(self._holding.model))
+            piece = None if push.gradient is None else push.gradient.slice(*span)
             if self._tell(who, PORT, body, piece):
                 push.sent[run] = who
 
