@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unisono.coordinator.state import State
+from unisono.coordinator.departed import Departed
 from unisono.fabric import Address, Message, Vector
 from unisono.learner.replica import LearnerReplica
 from unisono.pool.pool import Pool
@@ -292,12 +292,11 @@ def test_losing_a_report_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dealing_what_is_held_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead learner's work goes back before it is known whether an agreement contains it."""
 
-    def hasty(self: State) -> None:
-        for who in sorted(self._limbo):
-            self._limbo.discard(who)
-            self.pool.give_all_back(who)
+    def hasty(self: Departed, may_contain: Any) -> list[Address]:
+        free, self._witnesses = sorted(self._witnesses), {}
+        return free
 
-    monkeypatch.setattr(State, "_free_limbo", hasty)
+    monkeypatch.setattr(Departed, "freed", hasty)
     with pytest.raises(AssertionError, match="replay with check_schedule"):
         check_schedules(dealt, range(400))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -25,3 +25,8 @@ class Job:
     """Positions between checkpoints; 0: none."""
     alone: int = 0
     """Drawn: positions, at the start, that one learner trains by itself."""
+
+    def differences(self, other: Job) -> str:
+        """What another learner says otherwise, in words."""
+        ours, theirs = asdict(self), asdict(other)
+        return ", ".join(f"{k} {ours[k]} and {theirs[k]}" for k in ours if ours[k] != theirs[k])

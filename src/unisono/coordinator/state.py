@@ -7,11 +7,11 @@ draws no random number, so that replaying the journal of operations leads to the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from unisono.coordinator.agreements import Agreements
 from unisono.coordinator.checkpoints import Checkpoints
+from unisono.coordinator.departed import Departed
 from unisono.coordinator.job import Job
 from unisono.coordinator.mail import Mail
 from unisono.coordinator.output import STRATEGY, Output
@@ -48,12 +48,10 @@ class State:
         self._leaving: dict[Address, dict[str, Any]] = {}
         self._waiting: dict[Address, dict[str, Any]] = {}
         self._idle: set[Address] = set()
-        self._limbo: set[Address] = set()
+        self._departed = Departed()
         self._leader: Address | None = None
         self._drawn = 0
         self._checkpoints = Checkpoints()
-        self._unclosed: dict[Address, set[Address]] = {}
-        """Of each that is gone: who may still tell of work of it that is in their models."""
         self._mail = Mail()
 
     @property
@@ -107,7 +105,7 @@ class State:
         members = (*self.view.members, Member(who, op["endpoint"]))
         self._set_members(tuple(sorted(members)))
         self.joined += 1
-        self._answer(who, op, {"kind": "admitted"})
+        self._mail.answer(who, op, {"kind": "admitted"})
 
     def _on_open(self, who: Address, op: Mapping[str, Any]) -> None:
         job = Job(**op["job"])
@@ -118,16 +116,13 @@ class State:
             self.agreements.start(op["agreement"])
             self._first_agreement = self._checkpoints.number = op["agreement"]
         if job != self.job:
-            ours, theirs = asdict(self.job), asdict(job)
-            names = ", ".join(
-                f"{k} {ours[k]} and {theirs[k]}" for k in ours if ours[k] != theirs[k]
-            )
-            self._answer(who, op, {"kind": "refused", "reason": f"the learners differ in {names}"})
+            reason = f"the learners differ in {self.job.differences(job)}"
+            self._mail.answer(who, op, {"kind": "refused", "reason": reason})
             return
         self._opened.add(who)
         if op["agreement"] == self._first_agreement > 0:
             self._restored.add(who)
-        self._answer(who, op, {"kind": "opened", "new": is_new})
+        self._mail.answer(who, op, {"kind": "opened", "new": is_new})
 
     def _on_start(self, who: Address, op: Mapping[str, Any]) -> None:
         """Not all who were expected have come; the run begins without them."""
@@ -146,7 +141,7 @@ class State:
     def _on_retire(self, who: Address, op: Mapping[str, Any]) -> None:
         """It has trained nothing, because it did not get its state; it comes back as a newcomer."""
         self._orderly = False
-        self._answer(who, op, {"kind": "left"})
+        self._mail.answer(who, op, {"kind": "left"})
         self._remove(who)
 
     def _on_leave(self, who: Address, op: Mapping[str, Any]) -> None:
@@ -154,7 +149,7 @@ class State:
 
     def _on_sync(self, who: Address, op: Mapping[str, Any]) -> None:
         """All that the member has told before is here."""
-        self._answer(who, op, {"kind": "synced"})
+        self._mail.answer(who, op, {"kind": "synced"})
 
     def _on_failed(self, who: Address, op: Mapping[str, Any]) -> None:
         if self.failure is None:
@@ -164,7 +159,6 @@ class State:
 
     def _remove(self, who: Address) -> None:
         self._set_members(tuple(m for m in self.view.members if m.address != who))
-        self._limbo.add(who)
         self._welcomed.discard(who)
         self._entering.pop(who, None)
         self._idle.discard(who)
@@ -177,11 +171,8 @@ class State:
         if self._checkpoints.cutting:
             self._checkpoints.give_up()
             self._tell_after_cut(None)
-        if self._by_word:
-            witnesses = {a for a in self.learners if a in self._welcomed}
-            self._unclosed[who] = witnesses | set(self._asked_welcome)
-            for waited_for in self._unclosed.values():
-                waited_for.discard(who)
+        witnesses = [a for a in self.learners if a in self._welcomed]
+        self._departed.add(who, [*witnesses, *self._asked_welcome] if self._by_word else [])
 
     @property
     def _by_word(self) -> bool:
@@ -191,7 +182,7 @@ class State:
 
     def _on_closed(self, who: Address, op: Mapping[str, Any]) -> None:
         """The member has told all that it has of one that is gone."""
-        self._unclosed.get(Address.parse(op["gone"]), set()).discard(who)
+        self._departed.close(Address.parse(op["gone"]), who)
 
     def _set_members(self, members: tuple[Member, ...]) -> None:
         self.view = View(self.view.version + 1, members)
@@ -255,7 +246,7 @@ class State:
         current = current or self._by_word
         if current:
             self._let_in(who)
-        self._answer(who, op, {"kind": "in" if current else "again"})
+        self._mail.answer(who, op, {"kind": "in" if current else "again"})
 
     def _let_in(self, who: Address) -> None:
         """Drawn: the learner has the run's parameters."""
@@ -309,7 +300,8 @@ class State:
             return
         self._settle_agreed()
         self._regroup()
-        self._free_limbo()
+        for who in self._departed.freed(self.agreements.may_contain):
+            self.pool.give_all_back(who)
         if len(self.learners) >= self.expected:
             self.started = True
         if self.job is not None and self.started:
@@ -332,33 +324,27 @@ class State:
         number = op["agreement"]
         settled = self._checkpoints.part(who, number, self.learners)
         if settled is not None:
-            settled = settled or list(self.pool.settled)
             body = {
                 "kind": "checkpoint",
                 "folder": op["folder"],
                 "keep": op["keep"],
-                "pool": {"settled": [list(r) for r in settled], "agreement": number + 1},
+                "pool": {
+                    "settled": [list(r) for r in settled or self.pool.settled],
+                    "agreement": number + 1,
+                },
             }
             self._tell(COORDINATOR, "checkpoint", body)
 
     def _regroup(self) -> None:
         for who, request, body in self.agreements.regroup(self.learners, self._mail.send):
-            self._answer(who, request, body)
-
-    def _free_limbo(self) -> None:
-        """Returns what the dead held, once no agreement can contain it any more."""
-        for who in sorted(self._limbo):
-            if not self.agreements.may_contain(who) and not self._unclosed.get(who):
-                self._limbo.discard(who)
-                self._unclosed.pop(who, None)
-                self.pool.give_all_back(who)
+            self._mail.answer(who, request, body)
 
     def _let_leave(self) -> None:
         """Drawn: after every agreement that counts the leaver. Dealt: others do it without."""
         dealt = self.job is not None and self.job.division == "dealt"
         for who, request in list(self._leaving.items()):
             if dealt or self.pool.over or not self.agreements.may_contain(who):
-                self._answer(who, request, {"kind": "left"})
+                self._mail.answer(who, request, {"kind": "left"})
                 self._orderly = True
                 self._remove(who)
 
@@ -375,13 +361,13 @@ class State:
                 self._make_deal()
             if number < len(self._deals) and who in self._deals[number].members:
                 del self._waiting[who]
-                self._answer(who, request, {"kind": "deal", **self._deals[number].to_body()})
+                self._mail.answer(who, request, {"kind": "deal", **self._deals[number].to_body()})
             elif self.pool.over:
                 del self._waiting[who]
-                self._answer(who, request, self._over())
+                self._mail.answer(who, request, self._over())
             elif not request["patient"]:
                 del self._waiting[who]
-                self._answer(who, request, {"kind": "wait"})
+                self._mail.answer(who, request, {"kind": "wait"})
 
     def _over(self) -> dict[str, Any]:
         """Everything is settled; the first who has the model is to see to it."""
@@ -423,14 +409,14 @@ class State:
             sponsor = min(self._welcomed, default=None)
             if self.pool.over:
                 del self._entering[who]
-                self._answer(who, request, {"kind": "over"})
+                self._mail.answer(who, request, {"kind": "over"})
                 continue
             if who in self._restored and not self.pool.counts.settled:
                 sponsor = None  # It comes with its own part of the run's state.
             elif sponsor is None and who != self._first_sponsor([who]):
                 continue
             del self._entering[who]
-            self._answer(who, request, {"kind": "enter", "sponsor": sponsor and str(sponsor)})
+            self._mail.answer(who, request, {"kind": "enter", "sponsor": sponsor and str(sponsor)})
             if sponsor is None:
                 self._let_in(who)
             else:
@@ -457,7 +443,7 @@ class State:
             del self._waiting[who]
             if body["kind"] == "lease":
                 self._idle.discard(who)
-            self._answer(who, request, body)
+            self._mail.answer(who, request, body)
         if not self.job.agrees:
             if not self._checkpoints.cutting and self._checkpoint_due():
                 self._checkpoints.order(sorted(self._welcomed), self.pool.settled)
@@ -475,7 +461,7 @@ class State:
         return len(self.pool.settled) >= self.job.alone or who == min(self._welcomed)
 
     def _open_agreement(self) -> None:
-        if not any(self.pool.held.get(a) for a in [*self._welcomed, *self._limbo]):
+        if not any(self.pool.held.get(a) for a in [*self._welcomed, *self._departed.held]):
             return
         number = self.agreements.resolved
         self.agreements.expect(number, number + 1, sorted(self._welcomed))
@@ -491,8 +477,8 @@ class State:
         """Drawn, by word: everybody keeps its model as it is."""
         if self._checkpoints.cutting:
             for member in sorted(self._welcomed):
-                body = {"kind": "cut", "agreement": self._checkpoints.keeping}
-                self._tell(member, STRATEGY, body)
+                number = self._checkpoints.keeping
+                self._tell(member, STRATEGY, {"kind": "cut", "agreement": number})
 
     def _tell_close(self) -> None:
         """Drawn: the quota is spent, and everybody contributes what it has finished."""
@@ -511,9 +497,6 @@ class State:
 
     def _tell(self, to: Address, port: str, body: dict[str, Any]) -> None:
         self._mail.send(Output(to, port, body))
-
-    def _answer(self, who: Address, op: Mapping[str, Any], body: dict[str, Any]) -> None:
-        self._mail.answer(who, op, body)
 
 
 def _ranges(op: Mapping[str, Any]) -> list[Range]:
