@@ -18,7 +18,7 @@ from unisono.coordinator.output import STRATEGY, Output
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.base import Member, View
 from unisono.pool.pool import Deal, Pool
-from unisono.pool.ranges import Range
+from unisono.pool.ranges import to_ranges
 
 
 class State:
@@ -205,12 +205,12 @@ class State:
     def _on_settle(self, who: Address, op: Mapping[str, Any]) -> None:
         """Work whose effect is in state that survives its learner; ``notes`` has it by owner."""
         for owner, note in op["notes"].items():
-            ranges = [(a, b) for a, b in note]
+            ranges = to_ranges(note)
             self.pool.settle(Address.parse(owner), ranges)
             self._checkpoints.add(Address.parse(owner), ranges)
 
     def _on_cut(self, who: Address, op: Mapping[str, Any]) -> None:
-        self._checkpoints.cut(who, op["agreement"], _ranges(op))
+        self._checkpoints.cut(who, op["agreement"], to_ranges(op["ranges"]))
         self._tell_after_cut(self._checkpoints.keeping)
 
     def _tell_after_cut(self, keep: int | None) -> None:
@@ -220,12 +220,12 @@ class State:
                 self._tell(member, STRATEGY, {"kind": "go on", "keep": keep})
 
     def _on_skip(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.pool.skip(who, _ranges(op))
+        self.pool.skip(who, to_ranges(op["ranges"]))
 
     def _on_return(self, who: Address, op: Mapping[str, Any]) -> None:
         """What it computed came too late to be used."""
-        self.pool.give_back(who, _ranges(op), suspect=False)
-        self.pool.counts.dropped += sum(b - a for a, b in _ranges(op))
+        self.pool.give_back(who, to_ranges(op["ranges"]), suspect=False)
+        self.pool.counts.dropped += sum(b - a for a, b in to_ranges(op["ranges"]))
 
     # Agreements.
 
@@ -497,7 +497,3 @@ class State:
 
     def _tell(self, to: Address, port: str, body: dict[str, Any]) -> None:
         self._mail.send(Output(to, port, body))
-
-
-def _ranges(op: Mapping[str, Any]) -> list[Range]:
-    return [(a, b) for a, b in op["ranges"]]

@@ -90,3 +90,8 @@ def cut(ranges: Iterable[Range], start: int, stop: int) -> list[Range]:
             pieces.append((a + low, a + high))
         offset += b - a
     return pieces
+
+
+def to_ranges(note: Iterable[Iterable[int]]) -> list[Range]:
+    """Ranges from plain data."""
+    return [(start, stop) for start, stop in note]
