@@ -25,7 +25,7 @@ from unisono.runs.metrics import format_event
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
 ENDPOINT = "endpoint"
-"""Where the coordinator is reached, on several hosts; its next life takes the same place."""
+"""Where the coordinator is reached; its next life takes the same place."""
 
 
 class Events:
@@ -57,9 +57,11 @@ def outcome_of(state: State) -> dict[str, Any]:
 
 def host_in(directory: Path, address: str) -> Host:
     """The coordinator's host; it listens on a network if there is an ``address`` for that."""
-    if not address:
-        return Host(directory, COORDINATOR_SOCKET)
     noted = directory / ENDPOINT
+    if not address:
+        host = Host(directory, COORDINATOR_SOCKET)
+        write_atomically(noted, host.endpoint.encode())
+        return host
     place = tcp_place(noted.read_text()) if noted.is_file() else Place(address, 0)
     network = Network(token_of(os.environ.get(TOKEN, "")), place.address, place.port)
     host = Host(directory, COORDINATOR_SOCKET, network=network)
@@ -74,6 +76,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--metrics", type=Path, default=None)
+    parser.add_argument("--fixed", action="store_true", help="the loss of one ends the run")
     parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
     journal = FileJournal(options.directory / JOURNAL)
@@ -87,6 +90,7 @@ def main() -> None:
         journal,
         expected=options.learners,
         timeout=options.timeout,
+        fixed=options.fixed,
         sink=events,
         on_checkpoint=commit_checkpoint,
     )

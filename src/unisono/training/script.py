@@ -6,9 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from unisono.coordinator.client import Abandoned
-from unisono.events import UserError
-from unisono.training.launch import ABANDONED
+from unisono.training.ends import in_one_line
 
 
 def main() -> None:
@@ -16,14 +14,8 @@ def main() -> None:
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(script).resolve().parent)
-    try:
+    with in_one_line():
         runpy.run_path(script, run_name="__main__")
-    except Abandoned as abandoned:
-        print(f"unisono: stopped, because {abandoned.who} failed", file=sys.stderr)
-        sys.exit(ABANDONED)
-    except UserError as error:
-        print(f"unisono: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,13 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
         outcome = _train_alone(run, config, resume)
     else:
         outcome = _train_together(run, config, resume)
+    return conclude(run, config, outcome)
+
+
+def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summary:
+    """Writes what a run holds at its end."""
+    if not run.model.is_file():
+        raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
     keep_speech(run, Prep.open(Path(config.prep)))
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
@@ -87,8 +94,6 @@ def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str
     ).run()
     if outcome.failed:
         raise UserError(f"the run failed: {outcome.reason}")
-    if not run.model.is_file():
-        raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
     return outcome.coordinator
 
 
