@@ -71,11 +71,9 @@ def test_pairs_keep_the_sum_of_their_models(strategy: type) -> None:
         with unisono.Learner(model, optimizer, strategy(every=8, precision=COARSE)) as learner:
             for x, y in learner.draw(data, 1, 4):
                 if learner.number not in thrown:
-                    noise = torch.randn(
-                        1, 50, generator=torch.Generator().manual_seed(learner.number)
-                    )
-                    thrown[learner.number] = model.weight.detach() + noise
-                    model.weight.data.copy_(thrown[learner.number])
+                    source = torch.Generator().manual_seed(learner.number)
+                    thrown[learner.number] = torch.randn(1, 50, generator=source)
+                    model.weight.data.add_(thrown[learner.number])
                 learner.step(nn.functional.mse_loss(model(x), y))
             rounds = learner.rounds
         assert rounds > 5
