@@ -98,6 +98,7 @@ def test_two_machines_train(torchrun: Start, prep: Path, tmp_path: Path, strateg
     outputs = [agent.communicate(timeout=180)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     assert "learner 1 listens on 127.0.0.1 (lo)" in outputs[1]
+    assert "slowest     link from learner" in outputs[0]
     summary = summary_of(out)
     assert (summary["learners"], summary["ended"]) == (2, "finished")
 
