@@ -250,6 +250,11 @@ class Config(Table):
         return int(least), int(most or least)
 
     @property
+    def first_learners(self) -> int:
+        """How many learners the run begins with: on one host all, on a cluster the fewest."""
+        return self.learner_range[0 if self.cluster else 1]
+
+    @property
     def strategy_name(self) -> str:
         """The strategy, with the default filled in."""
         return self.strategy or ("solo" if self.learner_range[1] == 1 else "averaging")

@@ -28,7 +28,9 @@ class Service:
     """Runs the state machine.
 
     ``timeout`` is the one time that the user sets: a learner that is silent for so long is declared
-    dead. On one host a killed process is seen at once, by the end of its connection.
+    dead. On one host a killed process is seen at once, by the end of its connection. A run begins
+    when the ``expected`` learners are there; who has not come after a while is not waited for,
+    unless the run ``waits_for_all``, because whoever starts them sees to it that they come.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Service:
         timeout: float,
         sink: Sink | None = None,
         on_checkpoint: Sink | None = None,
+        waits_for_all: bool = False,
     ) -> None:
         self.state = State(expected)
         self._fabric = fabric
         self._journal = journal
         self._timeout = timeout
+        self._waits_for_all = waits_for_all
         self._sink = sink or (lambda event: None)
         self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
@@ -189,7 +193,7 @@ class Service:
         return [{"kind": "lost", "who": str(a), "reason": reason} for a in silent]
 
     def _start_without_the_missing(self) -> list[dict[str, Any]]:
-        if self.state.started or not self.state.learners:
+        if self.state.started or not self.state.learners or self._waits_for_all:
             self._first_came = None
             return []
         now = self._fabric.now()

@@ -48,30 +48,49 @@ def outcome_of(state: State) -> dict[str, Any]:
     }
 
 
+def coordinate(
+    host: Host,
+    directory: Path,
+    *,
+    expected: int,
+    timeout: float,
+    metrics: Path | None,
+    waits_for_all: bool = False,
+) -> dict[str, Any]:
+    """Serves one run to its end; goes on from the journal in the directory if there is one."""
+    events = None if metrics is None else Events(metrics)
+    service = Service(
+        host.node(COORDINATOR),
+        FileJournal(directory / JOURNAL),
+        expected=expected,
+        timeout=timeout,
+        sink=events,
+        on_checkpoint=commit_checkpoint,
+        waits_for_all=waits_for_all,
+    )
+    try:
+        serve(service)
+    finally:
+        host.close()
+    return outcome_of(service.state)
+
+
 def main() -> None:
-    """Serves one run; goes on from the journal if there is one."""
+    """Runs as a process of its own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--learners", type=int, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--metrics", type=Path, default=None)
     options = parser.parse_args()
-    journal = FileJournal(options.directory / JOURNAL)
-    events = None if options.metrics is None else Events(options.metrics)
-    host = Host(options.directory, COORDINATOR_SOCKET)
-    service = Service(
-        host.node(COORDINATOR),
-        journal,
+    outcome = coordinate(
+        Host(options.directory, COORDINATOR_SOCKET),
+        options.directory,
         expected=options.learners,
         timeout=options.timeout,
-        sink=events,
-        on_checkpoint=commit_checkpoint,
+        metrics=options.metrics,
     )
-    try:
-        serve(service)
-    finally:
-        host.close()
-    (options.directory / OUTCOME).write_text(json.dumps(outcome_of(service.state)))
+    (options.directory / OUTCOME).write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.coordinator.client import Abandoned
@@ -11,13 +12,17 @@ from unisono.events import UserError
 from unisono.training.launch import ABANDONED
 
 
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs a script in this process, as Python itself would."""
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
 def main() -> None:
     """As ``python SCRIPT ARGS``; errors of other learners and of the user are one line."""
-    script = sys.argv[1]
-    sys.argv = sys.argv[1:]
-    sys.path[0] = str(Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="__main__")
+        run_script(sys.argv[1], sys.argv[2:])
     except Abandoned as abandoned:
         print(f"unisono: stopped, because {abandoned.who} failed", file=sys.stderr)
         sys.exit(ABANDONED)

@@ -1,0 +1,83 @@
+"""Ray, the engine beyond one machine: found, entered and left again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.config import DeviceChoice
+from unisono.events import UserError
+
+NODE_LABEL = "ray.io/node-id"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster."""
+
+    id: str
+    host: str
+    cores: int
+    gpus: int
+
+
+def load_ray() -> Any:
+    """The package, or one line that says how to get it."""
+    # Read when it is imported: lines of different learners are not the same line.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--cluster needs Ray: pip install 'unisono[cluster]'") from None
+    return ray
+
+
+@contextmanager
+def entered(address: str) -> Iterator[Any]:
+    """Connected to the cluster inside; whatever was started in it goes at the end."""
+    ray = load_ray()
+    if address.startswith("ray://"):
+        raise UserError("--cluster wants a machine of the cluster, not a Ray client: run it there")
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise UserError(
+            f"no Ray cluster was found at {address} ({reason}): start one with `ray start --head`, "
+            "and see docs/cluster.md"
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def living_nodes(ray: Any) -> list[Node]:
+    """The machines that are there now."""
+    found = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            room = node["Resources"]
+            cores, gpus = int(room.get("CPU", 0)), int(room.get("GPU", 0))
+            found.append(Node(node["NodeID"], node["NodeManagerHostname"], cores, gpus))
+    return sorted(found, key=lambda node: (node.host, node.id))
+
+
+def cores_for(nodes: Sequence[Node], learners: int) -> int:
+    """The most cores a learner with which so many learners have room on these machines."""
+    for cores in range(max((node.cores for node in nodes), default=1), 1, -1):
+        if sum(node.cores // cores for node in nodes) >= learners:
+            return cores
+    return 1
+
+
+def gpus_for(device: DeviceChoice, nodes: Sequence[Node]) -> int:
+    """GPUs a learner: one where that was asked for, or where the cluster has any."""
+    found = any(node.gpus for node in nodes)
+    if device is DeviceChoice.CUDA and not found:
+        raise UserError("device is cuda, but Ray knows of no GPU in the cluster")
+    return int(found and device is not DeviceChoice.CPU)
