@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import sys
@@ -223,7 +224,9 @@ class ClusterRun:
 
 
 def _reason(error: Exception) -> str:
-    """The line of Ray's report that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "died" in line or "killed" in line or "Error" in line]
-    return (told or lines or [type(error).__name__])[0]
+    """What happened, of all that Ray tells about it."""
+    text = " ".join(str(error).split())
+    if "is unavailable" in text:
+        return "it cannot be reached"
+    found = re.search(r"because (its [a-z ]+ has died|[^.]+)", text)
+    return found[1] if found else text[:200] or type(error).__name__

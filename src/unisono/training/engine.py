@@ -13,6 +13,7 @@ from unisono.config import DeviceChoice
 from unisono.events import UserError
 
 NODE_LABEL = "ray.io/node-id"
+_NOISE = "A worker died or was killed|Raylet is terminated|has been marked dead"
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,10 @@ class Node:
 
 def load_ray() -> Any:
     """The package, or one line that says how to get it."""
-    # Read when it is imported: lines of different learners are not the same line.
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    # Read when it is imported. Lines of different learners are not the same line; and deaths are
+    # told by the one who watches, in one line each.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _NOISE)
+    os.environ.setdefault("RAY_DEDUP_LOGS_ALLOW_REGEX", f"^(?!.*({_NOISE}))")
     try:
         import ray
     except ImportError:
