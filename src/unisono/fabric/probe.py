@@ -14,6 +14,8 @@ ANSWER = "answer"
 _PINGS = 50
 _VECTORS = 4
 _FLOATS = 2**20
+LIMIT_S = 20.0
+"""Seconds for one message and its answer; after that there is no link."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,13 @@ def echo(fabric: Fabric) -> None:
 
 
 def probe(fabric: Fabric, peer: Address) -> Link:
-    """Measures the link to a member that runs ``echo``."""
+    """Measures the link to a member that runs ``echo``; ``TimedOut`` if there is none."""
     fabric.port(ANSWER)
-    _ask(fabric, peer, None)  # the connection is made with the first one
+    vector = TensorVector.zeros(_FLOATS)
+    for warm in (None, vector):  # the connection and its memory are made with the first ones
+        _ask(fabric, peer, warm)
     short = sorted(_ask(fabric, peer, None) for _ in range(_PINGS))
     latency = short[len(short) // 2]
-    vector = TensorVector.zeros(_FLOATS)
     long = min(_ask(fabric, peer, vector) for _ in range(_VECTORS))
     return Link(latency, vector.nbytes / max(long - latency, 1e-9))
 
@@ -59,5 +62,5 @@ def _ask(fabric: Fabric, peer: Address, vector: TensorVector | None) -> float:
     """Seconds until the answer is there."""
     began = fabric.now()
     fabric.send(peer, ECHO, {}, vector)
-    fabric.receive(ANSWER, from_=peer).release()
+    fabric.receive(ANSWER, from_=peer, timeout=LIMIT_S).release()
     return fabric.now() - began

@@ -138,7 +138,7 @@ def judge_company(
             mark = Mark.FAULT if what == "unisono" else Mark.ADVICE
             advice = f"install the same {what} everywhere"
             findings.append(Finding("all", what, found, mark, advice))
-    for machine, skew in zip(machines, skews, strict=True):
+    for machine, skew in zip(machines, skews, strict=True) if len(machines) > 1 else ():
         mark, advice = Mark.FINE, ""
         if abs(skew) > _SKEW_S:
             mark, advice = Mark.ADVICE, "set the clocks by NTP, or logs will not fit together"

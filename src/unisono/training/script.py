@@ -15,12 +15,13 @@ from unisono.training.launch import ABANDONED
 def run_script(script: str, arguments: Sequence[str]) -> None:
     """Runs a script in this process, as Python itself would."""
     sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
+    sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")
 
 
 def main() -> None:
     """As ``python SCRIPT ARGS``; errors of other learners and of the user are one line."""
+    del sys.path[0]  # of this module's own start
     try:
         run_script(sys.argv[1], sys.argv[2:])
     except Abandoned as abandoned:
