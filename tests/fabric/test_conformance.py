@@ -18,6 +18,8 @@ SETUPS: dict[str, Setup] = {
     "one host": Threads(sockets=False),
     "several hosts": Threads(sockets=True),
     "processes": RealProcesses(),
+    "network": Threads(sockets=True, network=True),
+    "processes on a network": RealProcesses(network=True),
 }
 
 
@@ -37,6 +39,13 @@ def test_conforms(setup: str, case: Case) -> None:
 @pytest.mark.usefixtures("_hectic")
 @pytest.mark.parametrize(("setup", "case"), staged(["one host", "several hosts"]))
 def test_conforms_when_threads_switch_all_the_time(setup: str, case: Case) -> None:
+    SETUPS[setup].run(case)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_hectic")
+@pytest.mark.parametrize(("setup", "case"), staged(["network"]))
+def test_conforms_on_a_network_when_threads_switch_all_the_time(setup: str, case: Case) -> None:
     SETUPS[setup].run(case)
 
 
@@ -73,7 +82,7 @@ def test_a_failure_of_one_player_ends_the_case(setup: str) -> None:
 
 @pytest.mark.parametrize("setup", SETUPS)
 def test_who_hangs_is_named_with_the_place(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.testing.fabrics.LIMIT", 2.0 if setup == "processes" else 0.3)
+    monkeypatch.setattr("unisono.testing.fabrics.LIMIT", 2.0 if "processes" in setup else 0.3)
     case = Case(hangs, (learner(0),))
     with pytest.raises((Stuck, TimeoutError, AssertionError), match=r"(?s)learner.0.*hangs"):
         SETUPS[setup].run(case)
