@@ -8,8 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from unisono.events import UserError
 from unisono.training.doctor import Finding, Mark, examine_here
+from unisono.training.doctor_cluster import examine_cluster
 
+_WIDE = 160
+"""Columns where the output is no terminal: lines are not folded."""
 _COLOURS = {Mark.FINE: "green", Mark.ADVICE: "yellow", Mark.FAULT: "red"}
 
 
@@ -22,12 +26,14 @@ def doctor(
 
     Ends with 0 unless something prevents training.
     """
-    findings = examine_here()
-    console = Console(soft_wrap=True) if not Console().is_terminal else Console()
+    findings = examine_cluster(cluster) if cluster else examine_here()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDE)
     console.print(_table(findings))
     faults = [f for f in findings if f.mark is Mark.FAULT]
     if faults:
-        raise typer.Exit(1)
+        raise UserError(f"{faults[0].where}: {faults[0].what} {faults[0].mark.value}")
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -42,9 +42,9 @@ def load_ray() -> Any:
 @contextmanager
 def entered(address: str) -> Iterator[Any]:
     """Connected to the cluster inside; whatever was started in it goes at the end."""
-    ray = load_ray()
     if address.startswith("ray://"):
         raise UserError("--cluster wants a machine of the cluster, not a Ray client: run it there")
+    ray = load_ray()
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
     except Exception as error:
