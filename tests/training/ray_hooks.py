@@ -18,14 +18,26 @@ PLAN = "UNISONO_TEST_PLAN"
 
 
 def environment(
-    *, pace_s: float = 0.0, kill: str = "", learner: int | None = None, marks: Path | None = None
+    *,
+    pace_s: float = 0.0,
+    kill: str = "",
+    learner: int | None = None,
+    marks: Path | None = None,
+    apart: bool = True,
 ) -> dict[str, str]:
     """For the command that starts the run: how Ray starts the processes of its actors.
 
     A step lasts at least ``pace_s``, so that a test has time on any machine. The moment ``kill`` is
     the last one of a process, once in the test: of this ``learner``, or of whoever comes there.
+    Processes that are ``apart`` believe to be on different machines, and use the network.
     """
-    plan = {"pace_s": pace_s, "kill": kill, "learner": learner, "marks": str(marks)}
+    plan = {
+        "pace_s": pace_s,
+        "kill": kill,
+        "learner": learner,
+        "marks": str(marks),
+        "apart": apart,
+    }
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     runtime = {
         "worker_process_setup_hook": "ray_hooks.setup",
@@ -37,6 +49,10 @@ def environment(
 def setup() -> None:
     """Follows the plan."""
     plan = json.loads(os.environ[PLAN])
+    if plan["apart"]:
+        from unisono.fabric import endpoints
+
+        endpoints.machine = lambda: str(os.getpid())
     if plan["pace_s"]:
         from unisono.learner.learner import Learner
 

@@ -17,6 +17,7 @@ from unisono.events import UserError
 
 _SIOCGIFADDR = 0x8915
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/net")
 _ADDRESSES6 = Path("/proc/net/if_inet6")
 _GLOBAL = 0
 
@@ -46,8 +47,8 @@ class Place(NamedTuple):
 
 
 def machine() -> str:
-    """A name for this machine since it was started; the same in all its containers."""
-    return _BOOT.read_text().strip().replace("-", "")
+    """A name for this machine since it was started; a network namespace is a machine."""
+    return f"{_BOOT.read_text().strip()}.{_NAMESPACE.stat().st_ino}"
 
 
 def join(tcp: Place, path: Path | None) -> str:

@@ -16,7 +16,7 @@ from unisono.events import UserError
 from unisono.fabric.address import Address
 from unisono.fabric.base import Message
 from unisono.fabric.buffers import Buffers
-from unisono.fabric.endpoints import Place, tcp_place
+from unisono.fabric.endpoints import Place, address_of, interface_of, route_to, tcp_place
 from unisono.fabric.handshake import SHAKE_S, Answering
 from unisono.fabric.reactor import Reactor
 from unisono.fabric.remote import RemoteLine, RemoteReceiver
@@ -47,15 +47,29 @@ class Network:
     """0: any that is free."""
 
     @staticmethod
-    def token_from(text: str) -> bytes:
-        """The token from what ``make_token`` has made."""
-        try:
-            token = bytes.fromhex(text)
-        except ValueError:
-            token = b""
-        if len(token) != TOKEN:
-            raise UserError(f"the run's token must be {2 * TOKEN} hexadecimal digits")
-        return token
+    def towards(coordinator: str, token: str, interface: str = "") -> Network:
+        """From what a process is told: the interface is the one on the way to the coordinator.
+
+        ``interface`` is its name, or one of this machine's addresses.
+        """
+        address = address_of(interface) if interface else route_to(tcp_place(coordinator))
+        return Network(token_of(token), address)
+
+    def describe(self) -> str:
+        """What a person should know."""
+        name = interface_of(self.address)
+        return f"{self.address} ({name})" if name else self.address
+
+
+def token_of(text: str) -> bytes:
+    """The token from what ``make_token`` has made."""
+    try:
+        token = bytes.fromhex(text)
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN:
+        raise UserError(f"the run's token must be {2 * TOKEN} hexadecimal digits")
+    return token
 
 
 class Gate:

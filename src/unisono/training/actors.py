@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import tempfile
 import traceback
 from collections.abc import Mapping
 from enum import Enum
@@ -16,9 +18,9 @@ from typing import Any, NamedTuple
 
 from unisono.coordinator.client import Abandoned, CoordinatorLost
 from unisono.events import UserError
-from unisono.fabric.local import Host
-from unisono.learner.site import COORDINATOR_SOCKET
-from unisono.training.coordinate import coordinate
+from unisono.fabric.endpoints import address_of
+from unisono.learner.site import DIRECTORY, INTERFACE, TOKEN
+from unisono.training.coordinate import coordinate, host_in
 from unisono.training.engine import load_ray
 from unisono.training.work import Work
 
@@ -56,12 +58,22 @@ class CoordinatorActor:
     likes; Ray does that, and calls ``serve`` once more.
     """
 
-    def __init__(self, directory: str, expected: int, timeout: float, metrics: str | None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        expected: int,
+        timeout: float,
+        metrics: str | None,
+        address: str,
+        token: str,
+    ) -> None:
         self._directory = Path(directory)
         self._expected = expected
         self._timeout = timeout
         self._metrics = None if metrics is None else Path(metrics)
-        self._host = Host(self._directory, COORDINATOR_SOCKET)
+        os.environ[TOKEN] = token
+        chosen = os.environ.get(INTERFACE, "")
+        self._host = host_in(self._directory, address_of(chosen) if chosen else address)
 
     def endpoint(self) -> str:
         """Where it is reached, in this life and the next ones."""
@@ -82,8 +94,10 @@ class CoordinatorActor:
 class LearnerActor:
     """One learner; this process is its process."""
 
-    def __init__(self, work: Work, environment: Mapping[str, str]) -> None:
-        os.environ.update(environment)
+    def __init__(self, work: Work, environment: Mapping[str, str], run: str) -> None:
+        self._folder = Path(tempfile.gettempdir()) / f"{run}.learners"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ.update({**environment, DIRECTORY: str(self._folder)})
         self._work = work
         self._node: str = load_ray().get_runtime_context().get_node_id()
 
@@ -110,6 +124,7 @@ class LearnerActor:
                 return self._report(Kind.FAILED, f"exit status {end.code}")
         except Exception:
             return self._report(Kind.FAILED, traceback.format_exc())
+        shutil.rmtree(self._folder, ignore_errors=True)  # also what the killed have left
         return self._report(Kind.FINISHED)
 
     def _report(self, kind: Kind, text: str = "") -> Report:

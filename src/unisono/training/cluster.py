@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shutil
 import sys
 import tempfile
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono.events import UserError
-from unisono.learner.site import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
+from unisono.fabric.seal import make_token
+from unisono.learner.site import COORDINATOR_AT, LEARNER, LEARNERS, TIMEOUT, TOKEN
 from unisono.training.actors import CoordinatorActor, Kind, LearnerActor, Report
 from unisono.training.engine import NODE_LABEL, living_nodes
 from unisono.training.launch import GRACE_S, Outcome
@@ -71,9 +71,10 @@ class ClusterRun:
     def run(self) -> Outcome:
         """Runs to the end."""
         self._directory = Path(tempfile.mkdtemp(prefix="unisono-"))
-        self._token = secrets.token_hex(32)
+        self._token = make_token()
         self._coordinator = self._start_coordinator()
         try:
+            self._endpoint = self._find_coordinator()
             self._served = self._coordinator.serve.remote()
             for _ in range(self.most):
                 self._start_learner()
@@ -94,12 +95,28 @@ class ClusterRun:
             label_selector={NODE_LABEL: here},
         )
         metrics = None if self.metrics is None else str(self.metrics)
-        return actor.remote(str(self._directory), self.least, self.timeout, metrics)
+        return actor.remote(
+            str(self._directory),
+            self.least,
+            self.timeout,
+            metrics,
+            self.ray.util.get_node_ip_address(),
+            self._token,
+        )
+
+    def _find_coordinator(self) -> str:
+        try:
+            endpoint: str = self.ray.get(self._coordinator.endpoint.remote())
+        except self.ray.exceptions.RayError as error:
+            raise UserError(f"the coordinator could not be started: {_reason(error)}") from None
+        self.say(f"coordinator is at {endpoint.split()[0]}")
+        return endpoint
 
     def _start_learner(self) -> None:
         number, self._next = self._next, self._next + 1
         environment = {
-            DIRECTORY: str(self._directory),
+            COORDINATOR_AT: self._endpoint,
+            TOKEN: self._token,
             LEARNER: str(number),
             LEARNERS: str(self.least),
             TIMEOUT: str(self.timeout),
@@ -114,7 +131,7 @@ class ClusterRun:
                 scheduling_strategy="SPREAD",
                 label_selector=avoid,
             )
-            .remote(self.work, environment)
+            .remote(self.work, environment, self._directory.name)
         )
         self._learners[number] = _Learner(number, actor, actor.prepare.remote(), actor.run.remote())
 

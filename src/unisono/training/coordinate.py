@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,19 @@ from typing import Any
 from unisono.coordinator.journal import FileJournal
 from unisono.coordinator.service import Service, serve
 from unisono.coordinator.state import State
+from unisono.events import UserError
 from unisono.fabric import COORDINATOR
+from unisono.fabric.endpoints import Place, tcp_place
+from unisono.fabric.gate import Network, token_of
 from unisono.fabric.local import Host
-from unisono.learner.site import COORDINATOR_SOCKET, commit_checkpoint
+from unisono.learner.site import COORDINATOR_SOCKET, TOKEN, commit_checkpoint
+from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
+ENDPOINT = "endpoint"
+"""Where the coordinator is reached, on several hosts; its next life takes the same place."""
 
 
 class Events:
@@ -75,6 +82,18 @@ def coordinate(
     return outcome_of(service.state)
 
 
+def host_in(directory: Path, address: str) -> Host:
+    """The coordinator's host; it listens on a network if there is an ``address`` for that."""
+    if not address:
+        return Host(directory, COORDINATOR_SOCKET)
+    noted = directory / ENDPOINT
+    place = tcp_place(noted.read_text()) if noted.is_file() else Place(address, 0)
+    network = Network(token_of(os.environ.get(TOKEN, "")), place.address, place.port)
+    host = Host(directory, COORDINATOR_SOCKET, network=network)
+    write_atomically(noted, host.endpoint.encode())
+    return host
+
+
 def main() -> None:
     """Runs as a process of its own."""
     parser = argparse.ArgumentParser()
@@ -82,9 +101,14 @@ def main() -> None:
     parser.add_argument("--learners", type=int, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--metrics", type=Path, default=None)
+    parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
+    try:
+        host = host_in(options.directory, options.address)
+    except UserError as error:
+        sys.exit(f"unisono: {error}")
     outcome = coordinate(
-        Host(options.directory, COORDINATOR_SOCKET),
+        host,
         options.directory,
         expected=options.learners,
         timeout=options.timeout,
