@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 PLAN = "UNISONO_TEST_PLAN"
+PREP_HERE = "UNISONO_TEST_PREP"
+"""On a node that has this in its environment, PREP is another one."""
 
 
 def environment(
@@ -24,12 +26,14 @@ def environment(
     learner: int | None = None,
     marks: Path | None = None,
     apart: bool = True,
+    late: int | None = None,
 ) -> dict[str, str]:
     """For the command that starts the run: how Ray starts the processes of its actors.
 
     A step lasts at least ``pace_s``, so that a test has time on any machine. The moment ``kill`` is
     the last one of a process, once in the test: of this ``learner``, or of whoever comes there.
-    Processes that are ``apart`` believe to be on different machines, and use the network.
+    Processes that are ``apart`` believe to be on different machines, and use the network. The
+    learner ``late`` joins when the test has made the file ``go``.
     """
     plan = {
         "pace_s": pace_s,
@@ -37,6 +41,7 @@ def environment(
         "learner": learner,
         "marks": str(marks),
         "apart": apart,
+        "late": late,
     }
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     runtime = {
@@ -57,9 +62,22 @@ def setup() -> None:
         from unisono.learner.learner import Learner
 
         _before(Learner, "step", lambda *_: time.sleep(plan["pace_s"]))
+    if PREP_HERE in os.environ:
+        from unisono.training import work
+
+        work.Prep.open = lambda _, original=work.Prep.open: original(Path(os.environ[PREP_HERE]))
+    if plan["late"] is not None:
+        from unisono.learner.session import Session
+
+        _before(Session, "enroll", lambda *_: _wait(plan["late"], Path(plan["marks"]) / "go"))
     if plan["kill"]:
         death = functools.partial(_die_once, plan["learner"], Path(plan["marks"]))
         _MOMENTS[plan["kill"]](death)
+
+
+def _wait(learner: int, mark: Path) -> None:
+    while os.environ.get("UNISONO_LEARNER") == str(learner) and not mark.exists():
+        time.sleep(0.005)
 
 
 def _before(owner: Any, name: str, action: Callable[..., object]) -> None:

@@ -30,9 +30,9 @@ class RayNodes:
     def address(self) -> str:
         return str(self._cluster.address)
 
-    def join(self) -> None:
+    def join(self, environment: dict[str, str] | None = None) -> None:
         """One more node."""
-        self.others.append(self._cluster.add_node(**_ROOM))
+        self.others.append(self._cluster.add_node(**_ROOM, env_vars=environment))
 
     def remove(self) -> None:
         """The newest node goes, with everything on it, without a word."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import dataclass
 
@@ -51,6 +52,15 @@ def probe(fabric: Fabric, peer: Address) -> Link:
     latency = short[len(short) // 2]
     long = min(_ask(fabric, peer, vector) for _ in range(_VECTORS))
     return Link(latency, vector.nbytes / max(long - latency, 1e-9))
+
+
+def listens(address: str, port: int, seconds: float) -> bool:
+    """Whether a connection is taken there."""
+    try:
+        socket.create_connection((address, port), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
 
 
 def wall_clock() -> float:

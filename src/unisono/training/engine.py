@@ -11,8 +11,10 @@ from typing import Any
 
 from unisono.config import DeviceChoice
 from unisono.events import UserError
+from unisono.fabric.probe import listens
 
 NODE_LABEL = "ray.io/node-id"
+_REACH_S = 5.0
 _NOISE = "A worker died or was killed|Raylet is terminated|has been marked dead"
 
 
@@ -45,18 +47,26 @@ def entered(address: str) -> Iterator[Any]:
     if address.startswith("ray://"):
         raise UserError("--cluster wants a machine of the cluster, not a Ray client: run it there")
     ray = load_ray()
+    # Of itself Ray would try for minutes.
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and not listens(host, int(port), _REACH_S):
+        raise _not_found(address, "nobody listens there")
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise UserError(
-            f"no Ray cluster was found at {address} ({reason}): start one with `ray start --head`, "
-            "and see docs/cluster.md"
-        ) from None
+        text = str(error).strip() or repr(error)
+        raise _not_found(address, text.splitlines()[0]) from None
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _not_found(address: str, reason: str) -> UserError:
+    return UserError(
+        f"no Ray cluster at {address} ({reason}): start one with `ray start --head`; "
+        "docs/cluster.md says how"
+    )
 
 
 def living_nodes(ray: Any) -> list[Node]:
