@@ -27,13 +27,15 @@ def environment(
     marks: Path | None = None,
     apart: bool = True,
     late: int | None = None,
+    prep: Path | None = None,
 ) -> dict[str, str]:
     """For the command that starts the run: how Ray starts the processes of its actors.
 
     A step lasts at least ``pace_s``, so that a test has time on any machine. The moment ``kill`` is
     the last one of a process, once in the test: of this ``learner``, or of whoever comes there.
     Processes that are ``apart`` believe to be on different machines, and use the network. The
-    learner ``late`` joins when the test has made the file ``go``.
+    learner ``late`` joins when the test has made the file ``go``. With ``prep`` all nodes have
+    another PREP.
     """
     plan = {
         "pace_s": pace_s,
@@ -44,10 +46,10 @@ def environment(
         "late": late,
     }
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    runtime = {
-        "worker_process_setup_hook": "ray_hooks.setup",
-        "env_vars": {PLAN: json.dumps(plan), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    }
+    variables = {PLAN: json.dumps(plan), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if prep is not None:
+        variables[PREP_HERE] = str(prep)
+    runtime = {"worker_process_setup_hook": "ray_hooks.setup", "env_vars": variables}
     return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": runtime})}
 
 

@@ -97,6 +97,15 @@ def test_a_node_with_another_prep_gets_no_learners(
         assert summary_of(out / place.name)["learners_joined"] == 0
 
 
+def test_no_node_has_the_prep(start: Start, nodes: RayNodes, prep: Path, tmp_path: Path) -> None:
+    command = start(
+        "train", prep, "--out", tmp_path / "run", "--cluster", nodes.address, "--learners", 2,
+        *SMALL, environment=environment(prep=tmp_path / "nowhere"),
+    )  # fmt: skip
+    assert command.wait(100) == 2
+    assert "no machine can do the work" in command.output().splitlines()[-1]
+
+
 SCRIPT = """
 import sys, torch, unisono
 from torch.utils.data import TensorDataset

@@ -41,6 +41,12 @@ def test_a_gpu_each_where_there_are_any() -> None:
         gpus_for(DeviceChoice.CUDA, [bare])
 
 
+def test_every_gpu_has_room_for_a_learner() -> None:
+    nodes = [Node("a", "a", 64, 8), Node("b", "b", 12, 2), Node("c", "c", 128, 0)]
+    assert cores_for(nodes, 4, gpus=1) == 6
+    assert cores_for([Node("a", "a", 2, 4)], 4, gpus=1) == 1
+
+
 def test_without_ray_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'unisono\[cluster\]'"):

@@ -30,7 +30,8 @@ class Service:
     ``timeout`` is the one time that the user sets: a learner that is silent for so long is declared
     dead. On one host a killed process is seen at once, by the end of its connection. A run begins
     when the ``expected`` learners are there; who has not come after a while is not waited for,
-    unless the run ``waits_for_all``, because whoever starts them sees to it that they come.
+    unless the run ``waits_for_all``, because whoever starts them sees to it that they come. Events
+    have the time since the run ``began``, maybe in an earlier life of the coordinator.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Service:
         sink: Sink | None = None,
         on_checkpoint: Sink | None = None,
         waits_for_all: bool = False,
+        began: float | None = None,
     ) -> None:
         self.state = State(expected)
         self._fabric = fabric
@@ -54,9 +56,10 @@ class Service:
         self._seen: dict[Address, float] = {}
         self._outbox = Outbox(fabric)
         self._unacknowledged: dict[Address, int] = {}
-        self._began = fabric.now()
-        self._stay_until = self._began
-        self._looked = self._began
+        now = fabric.now()
+        self._began = now if began is None else began
+        self._stay_until = now
+        self._looked = now
         self._deserted: float | None = None
         self._first_came: float | None = None
         self._orphaned: float | None = None

@@ -24,6 +24,7 @@ from unisono.runs.metrics import format_event
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
+BEGAN = "began"
 ENDPOINT = "endpoint"
 """Where the coordinator is reached, on several hosts; its next life takes the same place."""
 
@@ -66,20 +67,30 @@ def coordinate(
 ) -> dict[str, Any]:
     """Serves one run to its end; goes on from the journal in the directory if there is one."""
     events = None if metrics is None else Events(metrics)
+    node = host.node(COORDINATOR)
     service = Service(
-        host.node(COORDINATOR),
+        node,
         FileJournal(directory / JOURNAL),
         expected=expected,
         timeout=timeout,
         sink=events,
         on_checkpoint=commit_checkpoint,
         waits_for_all=waits_for_all,
+        began=_began(directory, node.now()),
     )
     try:
         serve(service)
     finally:
         host.close()
     return outcome_of(service.state)
+
+
+def _began(directory: Path, now: float) -> float:
+    """When the run began, by the clock of this machine; times go on when the coordinator does."""
+    noted = directory / BEGAN
+    if not noted.is_file():
+        write_atomically(noted, str(now).encode())
+    return float(noted.read_text())
 
 
 def host_in(directory: Path, address: str) -> Host:

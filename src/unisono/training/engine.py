@@ -80,8 +80,14 @@ def living_nodes(ray: Any) -> list[Node]:
     return sorted(found, key=lambda node: (node.host, node.id))
 
 
-def cores_for(nodes: Sequence[Node], learners: int) -> int:
-    """The most cores a learner with which so many learners have room on these machines."""
+def cores_for(nodes: Sequence[Node], learners: int, gpus: int = 0) -> int:
+    """The most cores a learner with which so many learners have room on these machines.
+
+    Where each has a GPU of its own: as many as leave room for a learner on every GPU.
+    """
+    if gpus:
+        shares = [node.cores // node.gpus for node in nodes if node.gpus]
+        return max(1, min(shares, default=1))
     for cores in range(max((node.cores for node in nodes), default=1), 1, -1):
         if sum(node.cores // cores for node in nodes) >= learners:
             return cores

@@ -38,12 +38,13 @@ def launch_script(
         return Launch(command=command, learners=most, timeout=timeout, threads=threads).run()
     with entered(cluster) as ray:
         nodes = living_nodes(ray)
+        gpus = gpus_for(DeviceChoice.AUTO, nodes)
         return ClusterRun(
             ray=ray,
             work=Script.of(script, arguments),
             least=least,
             most=most,
-            cores=threads or cores_for(nodes, least),
-            gpus=gpus_for(DeviceChoice.AUTO, nodes),
+            cores=threads or cores_for(nodes, least, gpus),
+            gpus=gpus,
             timeout=timeout,
         ).run()

@@ -97,7 +97,7 @@ def _train_on_cluster(
         nodes = living_nodes(ray)
         gpus = gpus_for(config.device, nodes)
         if not config.threads:
-            config = config.model_copy(update={"threads": cores_for(nodes, least)})
+            config = config.model_copy(update={"threads": cores_for(nodes, least, gpus)})
         run = RunDirectory.create(out.resolve(), config, resume=resume)
         fingerprint = Prep.open(Path(config.prep)).fingerprint
         outcome = ClusterRun(
