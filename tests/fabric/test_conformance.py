@@ -18,9 +18,9 @@ SETUPS: dict[str, Setup] = {
     "one host": Threads(sockets=False),
     "several hosts": Threads(sockets=True),
     "processes": RealProcesses(),
-    "network": Threads(sockets=True, network=True),
     "processes on a network": RealProcesses(network=True),
 }
+NETWORK = Threads(sockets=True, network=True)
 
 
 def staged(names: Iterable[str]) -> list[Any]:
@@ -44,9 +44,9 @@ def test_conforms_when_threads_switch_all_the_time(setup: str, case: Case) -> No
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_hectic")
-@pytest.mark.parametrize(("setup", "case"), staged(["network"]))
-def test_conforms_on_a_network_when_threads_switch_all_the_time(setup: str, case: Case) -> None:
-    SETUPS[setup].run(case)
+@pytest.mark.parametrize("case", cases(NETWORK.abilities), ids=lambda case: case.name)
+def test_conforms_on_a_network_when_threads_switch_all_the_time(case: Case) -> None:
+    NETWORK.run(case)
 
 
 @pytest.mark.parametrize("case", cases(Ability), ids=lambda case: case.name)

@@ -35,8 +35,9 @@ class RayNodes:
         self.others.append(self._cluster.add_node(**_ROOM, env_vars=environment))
 
     def remove(self) -> None:
-        """The newest node goes, with everything on it, without a word."""
+        """The newest node goes, with everything on it, without a word; until Ray knows of it."""
         self._cluster.remove_node(self.others.pop(), allow_graceful=False)
+        self._cluster.wait_for_nodes()
 
     def close(self) -> None:
         self._cluster.shutdown()

@@ -72,6 +72,15 @@ def tcp_place(endpoint: str) -> Place:
     return Place.parse(endpoint.split(" ")[0])
 
 
+def resolve(host: str, port: int) -> Place:
+    """The place of a host by its name."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UserError(f"the host {host!r} is not known here ({error.strerror})") from None
+    return Place(str(found[0][4][0]), port)
+
+
 def route_to(place: Place) -> str:
     """The address of this machine from which it reaches another; nothing is sent."""
     with socket.socket(place.family, socket.SOCK_DGRAM) as sock:

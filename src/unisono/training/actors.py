@@ -114,7 +114,7 @@ class LearnerActor:
         try:
             self._work.run()
         except Abandoned as abandoned:
-            return self._report(Kind.ABANDONED, f"stopped, because {abandoned.who} failed")
+            return self._report(Kind.ABANDONED, f"stopped, because {abandoned.line}")
         except CoordinatorLost as lost:
             return self._report(Kind.CUT_OFF, str(lost))
         except UserError as error:

@@ -26,7 +26,7 @@ JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
 BEGAN = "began"
 ENDPOINT = "endpoint"
-"""Where the coordinator is reached, on several hosts; its next life takes the same place."""
+"""Where the coordinator is reached; its next life takes the same place."""
 
 
 class Events:
@@ -63,6 +63,7 @@ def coordinate(
     expected: int,
     timeout: float,
     metrics: Path | None,
+    fixed: bool = False,
     waits_for_all: bool = False,
 ) -> dict[str, Any]:
     """Serves one run to its end; goes on from the journal in the directory if there is one."""
@@ -73,6 +74,7 @@ def coordinate(
         FileJournal(directory / JOURNAL),
         expected=expected,
         timeout=timeout,
+        fixed=fixed,
         sink=events,
         on_checkpoint=commit_checkpoint,
         waits_for_all=waits_for_all,
@@ -95,9 +97,11 @@ def _began(directory: Path, now: float) -> float:
 
 def host_in(directory: Path, address: str) -> Host:
     """The coordinator's host; it listens on a network if there is an ``address`` for that."""
-    if not address:
-        return Host(directory, COORDINATOR_SOCKET)
     noted = directory / ENDPOINT
+    if not address:
+        host = Host(directory, COORDINATOR_SOCKET)
+        write_atomically(noted, host.endpoint.encode())
+        return host
     place = tcp_place(noted.read_text()) if noted.is_file() else Place(address, 0)
     network = Network(token_of(os.environ.get(TOKEN, "")), place.address, place.port)
     host = Host(directory, COORDINATOR_SOCKET, network=network)
@@ -112,6 +116,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--metrics", type=Path, default=None)
+    parser.add_argument("--fixed", action="store_true", help="the loss of one ends the run")
     parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
     try:
@@ -124,6 +129,7 @@ def main() -> None:
         expected=options.learners,
         timeout=options.timeout,
         metrics=options.metrics,
+        fixed=options.fixed,
     )
     (options.directory / OUTCOME).write_text(json.dumps(outcome))
 

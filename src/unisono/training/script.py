@@ -7,9 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from unisono.coordinator.client import Abandoned
-from unisono.events import UserError
-from unisono.training.launch import ABANDONED
+from unisono.training.ends import in_one_line
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
@@ -22,14 +20,8 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
 def main() -> None:
     """As ``python SCRIPT ARGS``; errors of other learners and of the user are one line."""
     del sys.path[0]  # of this module's own start
-    try:
+    with in_one_line():
         run_script(sys.argv[1], sys.argv[2:])
-    except Abandoned as abandoned:
-        print(f"unisono: stopped, because {abandoned.who} failed", file=sys.stderr)
-        sys.exit(ABANDONED)
-    except UserError as error:
-        print(f"unisono: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

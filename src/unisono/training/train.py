@@ -39,6 +39,13 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
         run = RunDirectory.create(out, config, resume=resume)
         train_here = _train_alone if config.learner_range[1] == 1 else _train_together
         outcome = train_here(run, config, resume)
+    return conclude(run, config, outcome)
+
+
+def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summary:
+    """Writes what a run holds at its end."""
+    if not run.model.is_file():
+        raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
     keep_speech(run, Prep.open(Path(config.prep)))
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
@@ -86,7 +93,7 @@ def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str
         metrics=run.metrics,
         threads=config.threads_per_learner(os.cpu_count() or 1),
     ).run()
-    return _result(run, outcome)
+    return _result(outcome)
 
 
 def _train_on_cluster(
@@ -110,14 +117,12 @@ def _train_on_cluster(
             timeout=config.timeout_s,
             metrics=run.metrics,
         ).run()
-    return run, _result(run, outcome)
+    return run, _result(outcome)
 
 
-def _result(run: RunDirectory, outcome: Outcome) -> dict[str, Any]:
+def _result(outcome: Outcome) -> dict[str, Any]:
     if outcome.failed:
         raise UserError(f"the run failed: {outcome.reason}")
-    if not run.model.is_file():
-        raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
     return outcome.coordinator
 
 
