@@ -182,14 +182,14 @@ class Guarded:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self._folder = folder
         port = self.address.rpartition(":")[2]
-        self._running = [self._start("head", "--head", "--port", port)]
+        self._running = [self._start("head", "--head", "--port", port, "--include-dashboard=false")]
         until(lambda: "--address=" in (folder / "head.txt").read_text(), what="the head")
         self._running.append(self._start("other", "--address", self.address))
         until(lambda: "Ray runtime started" in (folder / "other.txt").read_text(), what="a node")
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
-        command += ["--object-store-memory=80000000", "--include-dashboard=false", *arguments]
+        command += ["--object-store-memory=80000000", *arguments]
         with (self._folder / f"{name}.txt").open("wb") as output:
             return subprocess.Popen(
                 command, env=self.environment, stdout=output, stderr=subprocess.STDOUT
