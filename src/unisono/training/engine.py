@@ -15,7 +15,15 @@ from unisono.fabric.probe import listens
 
 NODE_LABEL = "ray.io/node-id"
 _REACH_S = 5.0
-_NOISE = "A worker died or was killed|Raylet is terminated|has been marked dead"
+_NOISE = "|".join(
+    [
+        "worker died or was killed",
+        "Raylet is terminated",
+        "has been marked dead",
+        "CoordinatorActor.serve failed",
+    ]
+)
+"""What Ray says of a death, at length; the run says it in a line."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,8 @@ def entered(address: str) -> Iterator[Any]:
 
 def _not_found(address: str, reason: str) -> UserError:
     return UserError(
-        f"no Ray cluster at {address} ({reason}): start one with `ray start --head`; "
-        "docs/cluster.md says how"
+        f"no Ray cluster at {address} ({reason}): start one with `ray start --head`, or give the "
+        "token that it asks for (RAY_AUTH_MODE=token); docs/cluster.md says how"
     )
 
 
