@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from unisono.events import UserError
@@ -22,6 +23,7 @@ from unisono.fabric.reactor import Reactor
 from unisono.fabric.remote import RemoteLine, RemoteReceiver
 from unisono.fabric.seal import TOKEN, Seal
 from unisono.fabric.stream import Stream
+from unisono.fabric.tls import TlsWire, check_encryption
 from unisono.fabric.wire import Wire
 
 _BACKLOG = 512
@@ -45,20 +47,29 @@ class Network:
     """Of this machine: where to listen, and what the others are told."""
     port: int = 0
     """0: any that is free."""
+    encrypt: bool = False
+    """Whether nobody else may read what travels; all of a run must agree."""
 
     @staticmethod
-    def towards(coordinator: str, token: str, interface: str = "") -> Network:
+    def towards(
+        coordinator: str, token: str, interface: str = "", *, encrypt: bool = False
+    ) -> Network:
         """From what a process is told: the interface is the one on the way to the coordinator.
 
         ``interface`` is its name, or one of this machine's addresses.
         """
         address = address_of(interface) if interface else route_to(tcp_place(coordinator))
-        return Network(token_of(token), address)
+        return Network(token_of(token), address, encrypt=encrypt)
 
     def describe(self) -> str:
         """What a person should know."""
         name = interface_of(self.address)
-        return f"{self.address} ({name})" if name else self.address
+        where = f"{self.address} ({name})" if name else self.address
+        return f"{where}, encrypted" if self.encrypt else where
+
+    def wire(self, sock: socket.socket, *, listening: bool) -> Wire:
+        """A new connection as this network has them."""
+        return TlsWire(sock, listening=listening) if self.encrypt else Wire(sock)
 
 
 def token_of(text: str) -> bytes:
@@ -82,6 +93,8 @@ class Gate:
         greeted: Callable[[Address, Address], Deliver | None],
         lost: Callable[[Address, Address], None],
     ) -> None:
+        if network.encrypt:
+            check_encryption()
         self._network = network
         self._reactor = reactor
         self._greeted = greeted
@@ -109,6 +122,7 @@ class Gate:
         return RemoteLine(
             tcp_place(endpoint),
             self._network.token,
+            partial(self._network.wire, listening=False),
             self._reactor,
             self._buffers,
             {**greeting, "at": str(self.place)},
@@ -169,7 +183,7 @@ class Gate:
             self.open()
 
     def _let_in(self, sock: socket.socket) -> None:
-        wire = Wire(sock)
+        wire = self._network.wire(sock, listening=True)
         shake = Answering(
             wire,
             self._reactor,

@@ -75,6 +75,23 @@ class Handshake:
             self._wire.close()
             self._on_fail(reason)
 
+    def start(self) -> None:
+        """Begins; again and again until the channel below is ready."""
+        if self._over:
+            return
+        try:
+            ready = self._wire.shake()
+        except OSError as error:
+            self.fail(error)
+            return
+        if ready:
+            self._begin()
+        else:
+            self._reactor.watch(self._wire.sock, self.start, None)
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
     def _want(self, count: int, then: Callable[[bytes], None]) -> None:
         self._wanted, self._then = count, then
         self._reactor.watch(self._wire.sock, self.read, None)
@@ -85,19 +102,20 @@ class Handshake:
 
     def _open(self, proofs: Proofs, mine: str, theirs: str) -> None:
         self._over = True
-        self._on_open(self._wire, (proofs.seal(mine), proofs.seal(theirs)))
+        private = self._wire.private
+        seals = proofs.seal(mine, private=private), proofs.seal(theirs, private=private)
+        self._on_open(self._wire, seals)
 
 
 class Answering(Handshake):
     """The side that listens: asks first, and answers nobody who does not know the token."""
 
-    def start(self) -> None:
-        """Asks."""
+    def _begin(self) -> None:
         self._say(MAGIC + self._nonce)
         self._want(NONCE + PROOF, self._check)
 
     def _check(self, data: bytes) -> None:
-        proofs = Proofs(self._token, self._nonce, data[:NONCE], b"")
+        proofs = Proofs(self._token, self._nonce, data[:NONCE], self._wire.binding)
         proofs.check("call", data[NONCE:])
         self._say(proofs.proof("answer"))
         self._open(proofs, "listening", "calling")
@@ -106,14 +124,13 @@ class Answering(Handshake):
 class Calling(Handshake):
     """The side that calls."""
 
-    def start(self) -> None:
-        """Waits for the question."""
+    def _begin(self) -> None:
         self._want(len(MAGIC) + NONCE, self._prove)
 
     def _prove(self, data: bytes) -> None:
         if not data.startswith(MAGIC):
             raise Forged("it is not a process of Unisono, or of another version")
-        proofs = Proofs(self._token, data[len(MAGIC) :], self._nonce, b"")
+        proofs = Proofs(self._token, data[len(MAGIC) :], self._nonce, self._wire.binding)
         self._say(self._nonce + proofs.proof("call"))
 
         def check(shown: bytes) -> None:
@@ -131,11 +148,13 @@ class Dialing:
         place: Place,
         reactor: Reactor,
         token: bytes,
+        make_wire: Callable[[socket.socket], Wire],
         on_open: OnOpen,
         on_fail: Callable[[Exception], None],
     ) -> None:
         self._reactor = reactor
         self._token = token
+        self._make_wire = make_wire
         self._on_open = on_open
         self._on_fail = on_fail
         self._shake: Calling | None = None
@@ -161,7 +180,7 @@ class Dialing:
         if code:
             self._fail(_reason(code))
             return
-        wire = Wire(self._sock)
+        wire = self._make_wire(self._sock)
         self._shake = Calling(wire, self._reactor, self._token, self._opened, self._fail)
         self._shake.start()
 

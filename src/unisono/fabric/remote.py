@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -59,6 +60,7 @@ class RemoteLine:
         self,
         place: Place,
         token: bytes,
+        make_wire: Callable[[socket.socket], Wire],
         reactor: Reactor,
         buffers: Buffers,
         greeting: dict[str, str],
@@ -68,6 +70,7 @@ class RemoteLine:
     ) -> None:
         self._place = place
         self._token = token
+        self._make_wire = make_wire
         self._reactor = reactor
         self._buffers = buffers
         self._greeting = {**greeting, "session": secrets.token_hex(16)}
@@ -146,7 +149,12 @@ class RemoteLine:
     def _dial(self) -> None:
         if not self._over:
             self._dialing = Dialing(
-                self._place, self._reactor, self._token, self._connected, self._failed
+                self._place,
+                self._reactor,
+                self._token,
+                self._make_wire,
+                self._connected,
+                self._failed,
             )
 
     def _failed(self, reason: Exception) -> None:

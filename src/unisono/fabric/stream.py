@@ -20,14 +20,14 @@ import torch
 from unisono.fabric.base import BODY_LIMIT
 from unisono.fabric.buffers import Buffers, as_bytes
 from unisono.fabric.reactor import Reactor
-from unisono.fabric.seal import TAG, Forged, Seal
+from unisono.fabric.seal import Forged, Seal
 from unisono.fabric.wire import Wire
 
 PIECE = 1024 * 1024
 """Bytes of a payload that travel under one tag."""
 HEAD_LIMIT = BODY_LIMIT + 4096
 _LENGTHS = struct.Struct("<IQ")
-_ROOM = _LENGTHS.size + HEAD_LIMIT + TAG
+_ROOM = _LENGTHS.size + HEAD_LIMIT + Seal.size
 _SHORT = 32 * 1024
 _TURN = 16 * 1024 * 1024
 """Bytes that one connection may bring in before the others have their turn."""
@@ -69,6 +69,7 @@ class Stream:
     def start(self) -> None:
         """Begins to read; reactor's thread only."""
         self._reactor.watch(self._wire.sock, self._readable, None)
+        self._readable()
 
     def write(self, head: bytes, payload: memoryview | None = None) -> None:
         """Sends a frame, or leaves it to the reactor when the socket's buffer is full.
@@ -165,6 +166,8 @@ class Stream:
             if not count:
                 return
             taken += count
+        if not self._ended:
+            self._reactor.call(self._readable)  # What TLS has read already wakes nobody.
 
     def _take_in(self) -> int:
         """Reads once; how many bytes came."""
@@ -186,11 +189,11 @@ class Stream:
             self._filled += count
         else:
             self._stop += count
-            try:
-                while self._parse():
-                    pass
-            except Forged:
-                self.end()
+        try:
+            while self._parse():
+                pass
+        except Forged:
+            self.end()
         return count
 
     def _make_room(self) -> None:
@@ -212,10 +215,10 @@ class Stream:
         length, size = _LENGTHS.unpack_from(self._room, self._start)
         if length > HEAD_LIMIT:
             raise Forged("a head that is too long")
-        if there < _LENGTHS.size + length + TAG:
+        if there < _LENGTHS.size + length + self._in.size:
             return False
         frame = self._cut(_LENGTHS.size + length)
-        self._in.check(frame, self._cut(TAG))
+        self._in.check(frame, self._cut(self._in.size))
         self._head = frame[_LENGTHS.size :]
         if size == 0:
             self.on_frame(self._head, None)
@@ -233,9 +236,9 @@ class Stream:
         payload[self._filled : self._filled + count] = self._room[self._start : self._start + count]
         self._filled += count
         self._start += count
-        if self._filled < stop or self._stop - self._start < TAG:
+        if self._filled < stop or self._stop - self._start < self._in.size:
             return False
-        self._in.check(payload[self._checked : stop], self._cut(TAG))
+        self._in.check(payload[self._checked : stop], self._cut(self._in.size))
         self._checked = stop
         if stop == len(payload):
             memory, self._memory, self._payload = self._memory, None, None

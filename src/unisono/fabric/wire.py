@@ -14,6 +14,9 @@ SILENCE_S = 8
 class Wire:
     """Reads and writes what is possible now; ``None``: nothing is, try again later."""
 
+    private = False
+    """Whether nobody else can read or change what travels."""
+
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -23,6 +26,15 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
         self.sock = sock
+
+    def shake(self) -> bool:
+        """Prepares the channel; whether it is ready."""
+        return True
+
+    @property
+    def binding(self) -> bytes:
+        """What binds proofs to this channel."""
+        return b""
 
     def widen(self) -> None:
         """More room for bytes on their way; not for strangers."""

@@ -55,6 +55,7 @@ class Homes:
 
     directory: Path
     network: bool = False
+    encrypt: bool = False
 
     def endpoint(self, address: Address) -> str:
         """Where a player will listen."""
@@ -65,7 +66,7 @@ class Homes:
         if not self.network:
             return Host(self.directory, self._path(address).name)
         token = hashlib.sha256(bytes(self.directory)).digest()
-        return Host(network=Network(token, *self._place(address)))
+        return Host(network=Network(token, *self._place(address), self.encrypt))
 
     def _path(self, address: Address) -> Path:
         return self.directory / f"{address}.sock"
@@ -130,15 +131,16 @@ class _SimulatedStage:
 class Threads:
     """Threads of this process: all nodes on one host without sockets, or each on its own with."""
 
-    def __init__(self, *, sockets: bool, network: bool = False) -> None:
+    def __init__(self, *, sockets: bool, network: bool = False, encrypt: bool = False) -> None:
         self._sockets = sockets or network
         self._network = network
+        self._encrypt = encrypt
         self.abilities = frozenset([Ability.RETURN] if self._sockets else [])
 
     def run(self, case: Case) -> None:
         """Stages the case; who hangs is named with its stack."""
         with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-            homes = Homes(Path(folder), self._network) if self._sockets else None
+            homes = Homes(Path(folder), self._network, self._encrypt) if self._sockets else None
             play = _ThreadedPlay(case, homes)
             try:
                 play.run()
