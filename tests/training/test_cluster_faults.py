@@ -120,6 +120,7 @@ def test_all_kinds_of_weather(
     until_run(command, lambda: trains(out, first[0][0], before + 50), "the learners go on")
 
     known = len(newcomers())
+    lost = metrics.read_text().count('"event":"lost"')
     nodes.join()
     try:
         until_run(
@@ -129,7 +130,6 @@ def test_all_kinds_of_weather(
         )
     finally:
         nodes.remove()
-    lost = metrics.read_text().count('"event":"lost"')
     until_run(
         command, lambda: metrics.read_text().count('"event":"lost"') > lost, "the node is lost"
     )
