@@ -15,8 +15,9 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.events import UserError
-from unisono.speech.alignment import Trainer
+from unisono.speech.alignment import Aligned, Trainer
 from unisono.speech.aside import Reason
+from unisono.speech.boundaries import word_times
 from unisono.speech.checks import Checked, Intake, check_data, long_enough
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
@@ -25,9 +26,10 @@ from unisono.speech.kit import FOLDER, Kit, Sample
 from unisono.speech.lexicon import Lexicon, Oov
 from unisono.speech.ngram import Ngrams, estimate, read_arpa
 from unisono.speech.passes import Acoustic, Spoken
-from unisono.speech.paths import Ints
 from unisono.speech.spectrum import SHIFT_S
 
+WORDS = "words.ctm"
+"""The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
 _SAMPLE = 200
@@ -122,9 +124,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     if all(utterance.speaker in heldout for utterance, _ in heard):
         raise nothing_usable(data, aside)
     with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
-        model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
-        kept = [(u, h, s) for (u, h), s in zip(heard, states, strict=True) if s is not None]
-        for (utterance, _), found in zip(heard, states, strict=True):
+        model, paths = _align(heard, heldout, lexicon, Path(scratch), how, say)
+        kept = [(u, h, path) for (u, h), path in zip(heard, paths, strict=True) if path is not None]
+        for (utterance, _), found in zip(heard, paths, strict=True):
             if found is None:
                 aside.add(utterance.id, Reason.NO_PATH)
         kit = _kit(kept, heldout, lexicon, language, model, checked.reader.rate, how)
@@ -133,6 +135,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
         kit.write(folder)
         aside.write(folder / "set_aside.txt")
         files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
+        files[WORDS] = word_times([(u, p) for u, _, p in kept], how.intake.channel).encode()
     corpus = _corpus(data, kept, heldout, model)
     if len(aside):
         say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
@@ -158,7 +161,7 @@ def _align(
     scratch: Path,
     how: Preparation,
     say: Say,
-) -> tuple[Acoustic, list[Ints | None]]:
+) -> tuple[Acoustic, list[Aligned | None]]:
     """Trains on the speakers that are not held out, and aligns all."""
     moments = speaker_moments(heard)
     frames = np.concatenate([gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard])
@@ -187,7 +190,7 @@ def _align(
 
 
 def _kit(
-    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
     heldout: frozenset[str],
     lexicon: Lexicon,
     language: Ngrams | None,
@@ -247,7 +250,7 @@ def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]
 
 def _corpus(
     data: Path,
-    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
     heldout: frozenset[str],
     model: Acoustic,
 ) -> Corpus:
@@ -255,7 +258,7 @@ def _corpus(
     return Corpus(
         origin=str(data),
         frames=frames.astype(np.float16) if np.abs(frames).max() < 1000 else frames,
-        states=np.concatenate([s for _, _, s in kept]),
+        states=np.concatenate([path.states for _, _, path in kept]),
         starts=np.cumsum([0] + [len(h.network) for _, h, _ in kept]),
         utterances=[u.id for u, _, _ in kept],
         speakers=[u.speaker for u, _, _ in kept],
