@@ -41,12 +41,14 @@ class Decoding:
         intake: Which audio is accepted; the rate is the model's.
         language: An ARPA file instead of the language model that was prepared.
         order: Use n-grams up to this length only; 0: all.
+        like: A folder that was made by decoding: its scale and price are used, none is tuned.
         processes: How many work at a time.
     """
 
     intake: Intake = field(default_factory=Intake)
     language: Path | None = None
     order: int = 0
+    like: Path | None = None
     processes: int = 1
 
 
@@ -188,10 +190,16 @@ def _ingredients(kit: Kit, language: Ngrams) -> Ingredients:
 
 def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
     """Tunes on the held-out speakers; a run remembers what came of it."""
+    if how.like is not None:
+        tuned = _tuned_in(how.like)
+        say(f"scale {tuned.scale:.3f}, price {tuned.penalty:+.1f}, as in {how.like}")
+        return tuned
     sample = ear.kit.sample
     if sample is None:
-        say("no speaker was held out: scale and price of a word are the defaults, not tuned")
-        return Tuned()
+        tuned = Tuned()
+        default = f"scale {tuned.scale:g} and price {tuned.penalty:g} of a word are not tuned"
+        say(f"no speaker was held out: {default} (--like takes those of another decoding)")
+        return tuned
     ingredients = _ingredients(ear.kit, language)
     memory: Path | None = None
     if ear.cache is not None:
@@ -206,6 +214,19 @@ def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(memory, json.dumps(asdict(tuned)).encode())
     return tuned
+
+
+def _tuned_in(result: Path) -> Tuned:
+    """The settings that another decoding used."""
+    file = result / "score.json"
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        return Tuned(
+            scale=float(facts["acoustic_scale"]), penalty=float(facts["insertion_penalty"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file} has no scale and price to take ({reason})") from None
 
 
 def _write(
