@@ -24,7 +24,7 @@ from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_mome
 from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit, Sample
 from unisono.speech.lexicon import Lexicon, Oov
-from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.spectrum import SHIFT_S
 
@@ -113,7 +113,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     lexicon = Lexicon.read(lexicon_file)
     if how.intake.oov is Oov.MAP:
         lexicon = lexicon.with_unknown()
-    language = None if how.language is None else read_arpa(how.language).within(lexicon.words)
+    language = None
+    if how.language is not None:
+        language = read_language(how.language, lexicon.words, say)
     checked = check_data(data, how.intake, lexicon)
     aside = checked.aside
     say(f"{len(checked.utterances)} utterances at {checked.reader.rate} Hz can be used")

@@ -21,7 +21,7 @@ from unisono.speech.decoding import Decoder, Words
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
-from unisono.speech.ngram import Ngrams, read_arpa
+from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
 from unisono.speech.prepare import network_frames
 from unisono.speech.scoring import Score, score
@@ -140,7 +140,7 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
         say(line)
     if not heard:
         raise nothing_usable(data, checked.aside)
-    language, tuning_language = _languages(kit, how)
+    language, tuning_language = _languages(kit, how, say)
     tuned = _tune(ear, tuning_language, how, say)
     ingredients = _ingredients(kit, language)
     machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
@@ -167,11 +167,11 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
     return result
 
 
-def _languages(kit: Kit, how: Decoding) -> tuple[Ngrams, Ngrams]:
+def _languages(kit: Kit, how: Decoding, say: Say) -> tuple[Ngrams, Ngrams]:
     """The language model to decode with, and the one to tune with."""
     both = kit.language, kit.tuning_language
     if how.language is not None:
-        given = read_arpa(how.language).within(kit.lexicon.words)
+        given = read_language(how.language, kit.lexicon.words, say)
         both = given, given
     if how.order:
         both = both[0].cut(how.order), both[1].cut(how.order)
