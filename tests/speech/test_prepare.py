@@ -99,6 +99,27 @@ def test_speeds_are_other_speakers_and_leave_the_text_alone(
         ).read_text()
 
 
+def test_a_volume_is_an_offset_for_the_network_alone(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    folder, times, plain, _ = made
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, volume=True)
+    lexicon = folder / "data" / "lexicon.txt"
+    prep = prepare(folder / "data", lexicon, tmp_path / "prep", how, lambda _: None)
+    np.testing.assert_array_equal(prep.states, plain.states)
+    factors = []
+    for u in range(len(times)):
+        rows = slice(*prep.starts[u : u + 2])
+        offset = prep.frames[rows].astype(float) - plain.frames[rows].astype(float)
+        # A log mel band of samples times f is that of the samples plus 2 log f.
+        factors.append(np.exp(np.median(offset) / 2))
+        assert np.abs(offset - np.median(offset)).max() < 0.05
+    held = plain.utterances_of(Part.HELDOUT)
+    assert all(factors[u] == 1 for u in held)
+    drawn = np.delete(factors, held)
+    assert drawn.min() > 0.12 and drawn.max() < 2.01 and drawn.std() > 0.3
+
+
 def test_a_tree_may_only_add_states(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -34,6 +34,7 @@ Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
 _SAMPLE = 200
 _SPEEDS = (0.9, 1.1)
+_VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
 _TRIPHONE_GAUSSIANS = 9000
 
@@ -58,6 +59,7 @@ class Preparation:
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
+        volume: Let the network hear each training utterance at a volume of its own.
         heldout: The share of the speakers that is held out.
         seed: Of the choice of speakers, and of the model.
         processes: How many work at a time.
@@ -71,6 +73,7 @@ class Preparation:
     language: Path | None = None
     order: int = 2
     perturb: bool = False
+    volume: bool = False
     heldout: float = 0.1
     seed: int = 0
     processes: int = 1
@@ -90,6 +93,7 @@ class Preparation:
             "language": None if self.language is None else str(self.language),
             "order": self.order,
             "perturb": self.perturb,
+            "volume": self.volume,
             "heldout_share": self.heldout,
             "seed": self.seed,
         }
@@ -151,9 +155,22 @@ def _hear(
     if how.perturb:
         train = [u for u in utterances if u.speaker not in heldout]
         utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
+    if how.volume:
+        utterances = _at_volumes(utterances, heldout, how.seed)
     say(f"features: {how.features.value} of {len(utterances)} utterances")
     heard = hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
     return [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
+
+
+def _at_volumes(
+    utterances: Sequence[Utterance], heldout: frozenset[str], seed: int
+) -> list[Utterance]:
+    """The utterances, those to train on at volumes drawn for each of them."""
+    volumes = np.random.default_rng(seed).uniform(*_VOLUMES, len(utterances)).tolist()
+    return [
+        u if u.speaker in heldout else replace(u, volume=volume)
+        for u, volume in zip(utterances, volumes, strict=True)
+    ]
 
 
 def _align(
