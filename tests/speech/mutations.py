@@ -50,7 +50,7 @@ def damaged_audio(data: bytes, draw: random.Random) -> bytes:
     if kind == 0:
         return data[: draw.randrange(len(data) if draw.random() < 0.5 else 200)]
     for _ in range(draw.choice((1, 1, 2, 8))):
-        at = draw.randrange(len(data) if draw.random() < 0.2 else 100)
+        at = draw.randrange(len(data) if draw.random() < 0.2 else min(len(data), 100))
         if kind == 1:
             broken[at] ^= 1 << draw.randrange(8)
         elif kind == 2:
