@@ -49,8 +49,9 @@ def _hear(job: _Job, utterance: Utterance) -> Heard | tuple[Reason, str]:
         samples = job.reader.read(utterance)
     except BadAudioError as bad:
         return bad.reason, bad.detail
+    louder = samples * utterance.volume
     return Heard(
-        network=compute(job.kind, samples, job.reader.rate).astype(np.float32),
+        network=compute(job.kind, louder, job.reader.rate).astype(np.float32),
         cepstra=mfcc(samples, job.reader.rate, energy=False).astype(np.float32),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -15,23 +15,26 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.events import UserError
-from unisono.speech.alignment import Trainer
+from unisono.speech.alignment import Aligned, Trainer
 from unisono.speech.aside import Reason
+from unisono.speech.boundaries import word_times
 from unisono.speech.checks import Checked, Intake, check_data, long_enough
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
 from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit, Sample
 from unisono.speech.lexicon import Lexicon, Oov
-from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
-from unisono.speech.paths import Ints
 from unisono.speech.spectrum import SHIFT_S
 
+WORDS = "words.ctm"
+"""The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
 _SAMPLE = 200
 _SPEEDS = (0.9, 1.1)
+_VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
 _TRIPHONE_GAUSSIANS = 9000
 
@@ -56,6 +59,7 @@ class Preparation:
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
+        volume: Let the network hear each training utterance at a volume of its own.
         heldout: The share of the speakers that is held out.
         seed: Of the choice of speakers, and of the model.
         processes: How many work at a time.
@@ -69,6 +73,7 @@ class Preparation:
     language: Path | None = None
     order: int = 2
     perturb: bool = False
+    volume: bool = False
     heldout: float = 0.1
     seed: int = 0
     processes: int = 1
@@ -88,6 +93,7 @@ class Preparation:
             "language": None if self.language is None else str(self.language),
             "order": self.order,
             "perturb": self.perturb,
+            "volume": self.volume,
             "heldout_share": self.heldout,
             "seed": self.seed,
         }
@@ -111,7 +117,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     lexicon = Lexicon.read(lexicon_file)
     if how.intake.oov is Oov.MAP:
         lexicon = lexicon.with_unknown()
-    language = None if how.language is None else read_arpa(how.language).within(lexicon.words)
+    language = None
+    if how.language is not None:
+        language = read_language(how.language, lexicon.words, say)
     checked = check_data(data, how.intake, lexicon)
     aside = checked.aside
     say(f"{len(checked.utterances)} utterances at {checked.reader.rate} Hz can be used")
@@ -122,9 +130,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     if all(utterance.speaker in heldout for utterance, _ in heard):
         raise nothing_usable(data, aside)
     with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
-        model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
-        kept = [(u, h, s) for (u, h), s in zip(heard, states, strict=True) if s is not None]
-        for (utterance, _), found in zip(heard, states, strict=True):
+        model, paths = _align(heard, heldout, lexicon, Path(scratch), how, say)
+        kept = [(u, h, path) for (u, h), path in zip(heard, paths, strict=True) if path is not None]
+        for (utterance, _), found in zip(heard, paths, strict=True):
             if found is None:
                 aside.add(utterance.id, Reason.NO_PATH)
         kit = _kit(kept, heldout, lexicon, language, model, checked.reader.rate, how)
@@ -133,6 +141,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
         kit.write(folder)
         aside.write(folder / "set_aside.txt")
         files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
+        files[WORDS] = word_times([(u, p) for u, _, p in kept], how.intake.channel).encode()
     corpus = _corpus(data, kept, heldout, model)
     if len(aside):
         say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
@@ -146,9 +155,22 @@ def _hear(
     if how.perturb:
         train = [u for u in utterances if u.speaker not in heldout]
         utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
+    if how.volume:
+        utterances = _at_volumes(utterances, heldout, how.seed)
     say(f"features: {how.features.value} of {len(utterances)} utterances")
     heard = hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
     return [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
+
+
+def _at_volumes(
+    utterances: Sequence[Utterance], heldout: frozenset[str], seed: int
+) -> list[Utterance]:
+    """The utterances, those to train on at volumes drawn for each of them."""
+    volumes = np.random.default_rng(seed).uniform(*_VOLUMES, len(utterances)).tolist()
+    return [
+        u if u.speaker in heldout else replace(u, volume=volume)
+        for u, volume in zip(utterances, volumes, strict=True)
+    ]
 
 
 def _align(
@@ -158,7 +180,7 @@ def _align(
     scratch: Path,
     how: Preparation,
     say: Say,
-) -> tuple[Acoustic, list[Ints | None]]:
+) -> tuple[Acoustic, list[Aligned | None]]:
     """Trains on the speakers that are not held out, and aligns all."""
     moments = speaker_moments(heard)
     frames = np.concatenate([gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard])
@@ -187,7 +209,7 @@ def _align(
 
 
 def _kit(
-    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
     heldout: frozenset[str],
     lexicon: Lexicon,
     language: Ngrams | None,
@@ -247,7 +269,7 @@ def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]
 
 def _corpus(
     data: Path,
-    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
     heldout: frozenset[str],
     model: Acoustic,
 ) -> Corpus:
@@ -255,7 +277,7 @@ def _corpus(
     return Corpus(
         origin=str(data),
         frames=frames.astype(np.float16) if np.abs(frames).max() < 1000 else frames,
-        states=np.concatenate([s for _, _, s in kept]),
+        states=np.concatenate([path.states for _, _, path in kept]),
         starts=np.cumsum([0] + [len(h.network) for _, h, _ in kept]),
         utterances=[u.id for u, _, _ in kept],
         speakers=[u.speaker for u, _, _ in kept],
