@@ -119,7 +119,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
         say(line)
     heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
     heard = _hear(checked, heldout, lexicon, how, say)
-    if all(utterance.speaker in heldout for utterance, _ in heard):
+    if all(u.speaker in heldout or u.speed != 1 for u, _ in heard):
         raise nothing_usable(data, aside)
     with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
         model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
@@ -159,7 +159,11 @@ def _align(
     how: Preparation,
     say: Say,
 ) -> tuple[Acoustic, list[Ints | None]]:
-    """Trains on the speakers that are not held out, and aligns all."""
+    """Trains on the speakers that are not held out, and aligns all.
+
+    Copies at another speed are aligned, not trained on: they would triple the work, and the tree
+    would take them for new evidence.
+    """
     moments = speaker_moments(heard)
     frames = np.concatenate([gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard])
     np.save(scratch / "frames.npy", frames)
@@ -170,7 +174,7 @@ def _align(
         lexicon=lexicon,
     )
     del frames
-    train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout]
+    train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout and u.speed == 1]
     with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
         if how.tying is Tie.NONE:
             model = trainer.monophones(train, how.gaussians or _MONOPHONE_GAUSSIANS)
@@ -178,7 +182,6 @@ def _align(
             model = trainer.triphones(
                 trainer.monophones(train, _MONOPHONE_GAUSSIANS),
                 train,
-                different=[n for n in train if heard[n][0].speed == 1],
                 most=how.states,
                 gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
             )
