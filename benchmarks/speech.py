@@ -55,11 +55,38 @@ _MONO = Preparation(tying=Tie.NONE)
 _TIED = Preparation()
 _SPEEDS = Preparation(perturb=True)
 
+_LONG = ("epochs=6", "rate.end=0.02")
+_WIDE = (*_LONG, "network.context=8", "network.dropout=0.2")
+_TDNN = (*_LONG, "model=tdnn", "network.batch_norm=true", "network.steps=[1,2,3,3,3]")
+_LSTM = ("model=lstm", "optimizer=adamw", "rate.start=0.002", "rate.end=0.05", "minibatch=2048")
+
 SYSTEMS = {
-    "monophones": System(_MONO),
-    "tied states": System(_SPEEDS),
-    "dnn, one speed": System(_TIED, ()),
     "dnn": System(_SPEEDS, ()),
+    "dnn, wide": System(_SPEEDS, _WIDE),
+    "dnn, wide, normalised": System(_SPEEDS, (*_WIDE, "network.batch_norm=true")),
+    "tdnn": System(
+        _SPEEDS, (*_TDNN, "network.hidden=[256,256,256,256,256]", "network.dropout=0.1")
+    ),
+    "tdnn, large": System(
+        _SPEEDS, (*_TDNN, "network.hidden=[512,512,512,512,512]", "network.dropout=0.2")
+    ),
+    "tied states": System(_SPEEDS),
+    "lstm": System(
+        _SPEEDS,
+        (*_LSTM, "epochs=5", "network.hidden=[512,512]", "network.dropout=0.2", "network.left=20"),
+    ),
+    "tdnn, ng-sgd": System(
+        _SPEEDS,
+        (
+            *_TDNN,
+            "optimizer=ng-sgd",
+            "network.hidden=[256,256,256,256,256]",
+            "network.dropout=0.1",
+        ),
+    ),
+    "dnn, wide, ng-sgd": System(_SPEEDS, (*_WIDE, "optimizer=ng-sgd")),
+    "monophones": System(_MONO),
+    "dnn, one speed": System(_TIED, ()),
 }
 
 
