@@ -17,6 +17,7 @@ from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.events import UserError
 from unisono.speech.alignment import Trainer
 from unisono.speech.aside import Reason
+from unisono.speech.audio import Reader
 from unisono.speech.checks import Checked, Intake, check_data, long_enough
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
@@ -27,6 +28,7 @@ from unisono.speech.ngram import Ngrams, estimate, read_arpa
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
 from unisono.speech.spectrum import SHIFT_S
+from unisono.speech.stored import Stored
 
 Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
@@ -73,6 +75,16 @@ class Preparation:
     seed: int = 0
     processes: int = 1
 
+    def stored(self) -> bool:
+        """Whether features made elsewhere are used, not audio.
+
+        Raises:
+            UserError: They are, and would have to be perturbed.
+        """
+        if self.features is Features.KALDI and self.perturb:
+            raise UserError("--perturb needs audio, and --features kaldi reads none: choose one")
+        return self.features is Features.KALDI
+
     def facts(self) -> dict[str, JsonValue]:
         """The settings, for prep.json."""
         intake = self.intake
@@ -112,13 +124,14 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     if how.intake.oov is Oov.MAP:
         lexicon = lexicon.with_unknown()
     language = None if how.language is None else read_arpa(how.language).within(lexicon.words)
-    checked = check_data(data, how.intake, lexicon)
+    checked = check_data(data, how.intake, lexicon, stored=how.stored())
     aside = checked.aside
-    say(f"{len(checked.utterances)} utterances at {checked.reader.rate} Hz can be used")
+    say(f"{len(checked.utterances)} utterances {_described(checked.reader)} can be used")
     for line in aside.summary():
         say(line)
     heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
-    heard = _hear(checked, heldout, lexicon, how, say)
+    heard = hear_all(checked, heldout, how, say)
+    heard = [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
     if all(u.speaker in heldout or u.speed != 1 for u, _ in heard):
         raise nothing_usable(data, aside)
     with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
@@ -127,28 +140,34 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
         for (utterance, _), found in zip(heard, states, strict=True):
             if found is None:
                 aside.add(utterance.id, Reason.NO_PATH)
-        kit = _kit(kept, heldout, lexicon, language, model, checked.reader.rate, how)
+        kit = _kit(kept, heldout, lexicon, language, model, checked.reader, how)
         folder = Path(scratch) / FOLDER
         folder.mkdir()
         kit.write(folder)
         aside.write(folder / "set_aside.txt")
         files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
-    corpus = _corpus(data, kept, heldout, model)
+    corpus = corpus_of(data, kept, heldout, model.tying.states)
     if len(aside):
         say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
     return write_prep(out, corpus, how.facts(), beside=files)
 
 
-def _hear(
-    checked: Checked, heldout: frozenset[str], lexicon: Lexicon, how: Preparation, say: Say
+def _described(reader: Reader | Stored) -> str:
+    if isinstance(reader, Stored):
+        return f"with features of dimension {reader.dimension}"
+    return f"at {reader.rate} Hz"
+
+
+def hear_all(
+    checked: Checked, heldout: frozenset[str], how: Preparation, say: Say
 ) -> list[tuple[Utterance, Heard]]:
+    """The features of all usable utterances, and of their copies at other speeds if asked for."""
     aside, utterances = checked.aside, list(checked.utterances)
     if how.perturb:
         train = [u for u in utterances if u.speaker not in heldout]
         utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
     say(f"features: {how.features.value} of {len(utterances)} utterances")
-    heard = hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
-    return [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
+    return hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
 
 
 def _align(
@@ -195,7 +214,7 @@ def _kit(
     lexicon: Lexicon,
     language: Ngrams | None,
     model: Acoustic,
-    rate: int,
+    reader: Reader | Stored,
     how: Preparation,
 ) -> Kit:
     whole = tuning = language
@@ -205,7 +224,8 @@ def _kit(
         tuning = estimate([words for words, out in said if not out], lexicon.words, how.order)
     return Kit(
         features=how.features,
-        rate=rate,
+        rate=0 if isinstance(reader, Stored) else reader.rate,
+        dimension=kept[0][1].network.shape[1],
         lexicon=lexicon,
         acoustic=model,
         language=whole,
@@ -248,12 +268,13 @@ def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]
     return [(h.network - mean[rows[u.speaker]]) / std[rows[u.speaker]] for u, h in heard]
 
 
-def _corpus(
+def corpus_of(
     data: Path,
     kept: Sequence[tuple[Utterance, Heard, Ints]],
     heldout: frozenset[str],
-    model: Acoustic,
+    states: int,
 ) -> Corpus:
+    """What a PREP is written from: features and aligned states, so many in all."""
     frames = np.concatenate([h.network for _, h, _ in kept])
     return Corpus(
         origin=str(data),
@@ -263,6 +284,6 @@ def _corpus(
         utterances=[u.id for u, _, _ in kept],
         speakers=[u.speaker for u, _, _ in kept],
         parts=[Part.HELDOUT if u.speaker in heldout else Part.TRAIN for u, _, _ in kept],
-        state_count=model.tying.states,
+        state_count=states,
         frame_shift=timedelta(seconds=SHIFT_S),
     )

@@ -20,6 +20,7 @@ from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.decoding import Decoder, Words
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.features import Features
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_arpa
@@ -140,7 +141,8 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
 
 def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
     kit = ear.kit
-    checked = check_data(data, replace(how.intake, rate=kit.rate), None)
+    intake, stored = replace(how.intake, rate=kit.rate), kit.features is Features.KALDI
+    checked = check_data(data, intake, None, stored=stored, dimension=kit.dimension)
     say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
     heard = hear(
         checked.utterances,
