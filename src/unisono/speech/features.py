@@ -31,7 +31,7 @@ class Features(str, Enum):
 
 
 def compute(kind: Features, samples: Array, rate: int) -> Array:
-    """Computes the features of an utterance: frames x dimensions."""
+    """Computes the features of an utterance: frames x dimensions; `KALDI` cannot be computed."""
     makers = {
         Features.FBANK: fbank,
         Features.MFCC: mfcc,
