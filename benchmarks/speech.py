@@ -87,6 +87,7 @@ SYSTEMS = {
     "dnn, wide, ng-sgd": System(_SPEEDS, (*_WIDE, "optimizer=ng-sgd")),
     "monophones": System(_MONO),
     "dnn, one speed": System(_TIED, ()),
+    "dnn, wide, one speed": System(_TIED, (*_WIDE, "epochs=18")),
 }
 
 
