@@ -71,7 +71,17 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
 
 
 def test_every_command_has_help(run: Run) -> None:
-    commands = ("demo", "prepare", "train", "decode", "launch", "compare", "bench", "report")
+    commands = (
+        "demo",
+        "synthesize",
+        "prepare",
+        "train",
+        "decode",
+        "launch",
+        "compare",
+        "bench",
+        "report",
+    )
     for command in commands:
         status, text, _ = run(command, "--help")
         assert status == 0

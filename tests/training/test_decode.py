@@ -122,6 +122,33 @@ def test_an_arpa_file_of_the_users_own(place: Path, tmp_path: Path) -> None:
     assert found == {"io", "uya"}
 
 
+def test_a_model_of_everybody_tunes_on_nobody(place: Path, tmp_path: Path) -> None:
+    """Its settings are the defaults, or those of a run that held speakers out."""
+    flags = {"prep": str(place / "prep"), "validation.on": "none"}
+    summary = train(load(None, QUICK, flags), tmp_path / "all")
+    prep = Prep.open(place / "prep")
+    frames = prep.frames_of(Part.TRAIN) + prep.frames_of(Part.HELDOUT)
+    assert prep.frames_of(Part.HELDOUT) > 0 and summary.examples == 4 * frames
+    assert summary.validation_logprob is None
+    assert not (tmp_path / "all" / "speech" / "heldout.npz").exists()
+    lines: list[str] = []
+    score = decode(tmp_path / "all", place / "test", tmp_path / "a", Decoding(), lines.append)
+    assert score is not None and score.errors.rate < 0.05
+    assert any("not tuned" in line for line in lines)
+    facts = json.loads((tmp_path / "a" / "score.json").read_text())
+    assert (facts["acoustic_scale"], facts["insertion_penalty"]) == (0.1, 0)
+    assert facts["tuning"]["words"] == 0
+    (tmp_path / "like").mkdir()
+    settings = {"acoustic_scale": 0.2, "insertion_penalty": -1.5}
+    (tmp_path / "like" / "score.json").write_text(json.dumps(settings))
+    how = Decoding(like=tmp_path / "like")
+    decode(tmp_path / "all", place / "test", tmp_path / "b", how, lines.append)
+    assert json.loads((tmp_path / "b" / "score.json").read_text()).items() >= settings.items()
+    with pytest.raises(UserError, match="no scale"):
+        how = Decoding(like=tmp_path / "all")
+        decode(tmp_path / "all", place / "test", tmp_path / "c", how, lines.append)
+
+
 def test_priors_are_mean_posteriors(place: Path) -> None:
     priors = np.load(place / "run" / "speech" / "priors.npy")
     assert np.exp(priors).sum() == pytest.approx(1, abs=1e-3)

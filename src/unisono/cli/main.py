@@ -14,6 +14,7 @@ from unisono.cli.export import export
 from unisono.cli.launch import launch
 from unisono.cli.prepare import prepare
 from unisono.cli.report import report
+from unisono.cli.synthesize import synthesize
 from unisono.cli.train import train
 from unisono.coordinator.client import Abandoned
 from unisono.events import UserError
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(synthesize)
 app.command()(prepare)
 app.command()(train)
 app.command()(decode)

@@ -62,6 +62,12 @@ def prepare(
     perturb: Annotated[
         bool, typer.Option("--perturb", help="Train at 0.9 and 1.1 times the speed, too.")
     ] = False,
+    perturb_volume: Annotated[
+        bool,
+        typer.Option(
+            "--perturb-volume", help="The network hears training at 1/8 to 2 times the volume."
+        ),
+    ] = False,
     tying: Annotated[
         Tie, typer.Option(help="States of phones in context: not told apart, or by a tree.")
     ] = Tie.TREE,
@@ -93,6 +99,7 @@ def prepare(
             language=lm,
             order=order,
             perturb=perturb,
+            volume=perturb_volume,
             heldout=heldout,
             seed=seed,
             processes=processes or os.cpu_count() or 1,

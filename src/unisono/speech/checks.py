@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unisono.events import UserError
 from unisono.speech.aside import Reason, SetAside
-from unisono.speech.audio import LOWEST_RATE, BadAudioError, Reader, probe
+from unisono.speech.audio import HIGHEST_RATE, LOWEST_RATE, BadAudioError, Reader, probe
 from unisono.speech.datadir import Utterance, nothing_usable, read_data
 from unisono.speech.lexicon import UNKNOWN, Lexicon, Oov
 from unisono.speech.stored import Stored, shape_of
@@ -78,8 +78,11 @@ def check_data(
         reader = Stored(dimension=dimension or _commonest_dimension(utterances))
     else:
         rate = intake.rate or _commonest_rate(utterances)
-        if rate < LOWEST_RATE:
-            raise UserError(f"{folder}: {rate} Hz is too low a sample rate; {LOWEST_RATE} or more")
+        if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            raise UserError(
+                f"{folder}: a sample rate of {rate} Hz cannot be used; "
+                f"{LOWEST_RATE} to {HIGHEST_RATE}"
+            )
         reader = Reader(rate=rate, channel=intake.channel, resample=intake.resample)
     usable = []
     for utterance in utterances:
@@ -130,9 +133,11 @@ def _commonest_rate(utterances: list[Utterance]) -> int:
     for utterance in utterances:
         if not utterance.is_command:
             try:
-                counts[probe(utterance.audio)[1]] += 1
+                rate = probe(utterance.audio)[1]
             except BadAudioError:
                 continue
+            if LOWEST_RATE <= rate <= HIGHEST_RATE:
+                counts[rate] += 1
     if not counts:
         if any(utterance.is_command for utterance in utterances):
             raise UserError("commands in wav.scp do not tell their sample rate: give --rate")

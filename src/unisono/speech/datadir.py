@@ -24,6 +24,7 @@ class Utterance:
         start: Where it begins in the recording, in seconds.
         end: Where it ends, in seconds; None: with the recording.
         speed: How many times as fast as it was recorded it is played, pitch and all.
+        volume: How many times as loud as it was recorded the network hears it.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Utterance:
     start: float = 0.0
     end: float | None = None
     speed: float = 1.0
+    volume: float = 1.0
 
     def at_speed(self, speed: float) -> Utterance:
         """The same at another speed, by what sounds like another speaker."""

@@ -54,8 +54,9 @@ def _hear(job: _Job, utterance: Utterance) -> Heard | tuple[Reason, str]:
         samples = reader.read(utterance)
     except BadAudioError as bad:
         return bad.reason, bad.detail
+    louder = samples * utterance.volume
     return Heard(
-        network=compute(job.kind, samples, reader.rate).astype(np.float32),
+        network=compute(job.kind, louder, reader.rate).astype(np.float32),
         cepstra=mfcc(samples, reader.rate, energy=False).astype(np.float32),
     )
 

@@ -23,6 +23,8 @@ from unisono.speech.tying import Tying
 
 FOLDER = "speech"
 """The folder's name within a PREP or a run."""
+SAMPLE = "heldout.npz"
+"""The file within it that has the held-out utterances."""
 _FORMAT_VERSION = 1
 
 
@@ -96,7 +98,7 @@ class Kit:
         )
         if self.sample is not None:
             np.savez(
-                folder / "heldout.npz",
+                folder / SAMPLE,
                 starts=self.sample.starts,
                 network=self.sample.network.astype(np.float16),
                 gaussian=self.sample.gaussian.astype(np.float16),
@@ -134,7 +136,7 @@ class Kit:
             )
             sample = None
             if facts["words"] is not None:
-                arrays = _arrays(folder / "heldout.npz")
+                arrays = _arrays(folder / SAMPLE)
                 sample = Sample(
                     starts=arrays["starts"],
                     network=arrays["network"].astype(np.float32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -15,25 +15,29 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.events import UserError
-from unisono.speech.alignment import Trainer
+from unisono.speech.alignment import Aligned, Trainer
 from unisono.speech.aside import Reason
 from unisono.speech.audio import Reader
+from unisono.speech.boundaries import word_times
 from unisono.speech.checks import Checked, Intake, check_data, long_enough
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
 from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit, Sample
 from unisono.speech.lexicon import Lexicon, Oov
-from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
 from unisono.speech.spectrum import SHIFT_S
 from unisono.speech.stored import Stored
 
+WORDS = "words.ctm"
+"""The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
 _SAMPLE = 200
 _SPEEDS = (0.9, 1.1)
+_VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
 _TRIPHONE_GAUSSIANS = 9000
 
@@ -58,6 +62,7 @@ class Preparation:
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
+        volume: Let the network hear each training utterance at a volume of its own.
         heldout: The share of the speakers that is held out.
         seed: Of the choice of speakers, and of the model.
         processes: How many work at a time.
@@ -71,6 +76,7 @@ class Preparation:
     language: Path | None = None
     order: int = 2
     perturb: bool = False
+    volume: bool = False
     heldout: float = 0.1
     seed: int = 0
     processes: int = 1
@@ -81,8 +87,8 @@ class Preparation:
         Raises:
             UserError: They are, and would have to be perturbed.
         """
-        if self.features is Features.KALDI and self.perturb:
-            raise UserError("--perturb needs audio, and --features kaldi reads none: choose one")
+        if self.features is Features.KALDI and (self.perturb or self.volume):
+            raise UserError("perturbing needs audio, and --features kaldi reads none: choose one")
         return self.features is Features.KALDI
 
     def facts(self) -> dict[str, JsonValue]:
@@ -100,6 +106,7 @@ class Preparation:
             "language": None if self.language is None else str(self.language),
             "order": self.order,
             "perturb": self.perturb,
+            "volume": self.volume,
             "heldout_share": self.heldout,
             "seed": self.seed,
         }
@@ -123,7 +130,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     lexicon = Lexicon.read(lexicon_file)
     if how.intake.oov is Oov.MAP:
         lexicon = lexicon.with_unknown()
-    language = None if how.language is None else read_arpa(how.language).within(lexicon.words)
+    language = None
+    if how.language is not None:
+        language = read_language(how.language, lexicon.words, say)
     checked = check_data(data, how.intake, lexicon, stored=how.stored())
     aside = checked.aside
     say(f"{len(checked.utterances)} utterances {_described(checked.reader)} can be used")
@@ -135,9 +144,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     if all(u.speaker in heldout or u.speed != 1 for u, _ in heard):
         raise nothing_usable(data, aside)
     with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
-        model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
-        kept = [(u, h, s) for (u, h), s in zip(heard, states, strict=True) if s is not None]
-        for (utterance, _), found in zip(heard, states, strict=True):
+        model, paths = _align(heard, heldout, lexicon, Path(scratch), how, say)
+        kept = [(u, h, path) for (u, h), path in zip(heard, paths, strict=True) if path is not None]
+        for (utterance, _), found in zip(heard, paths, strict=True):
             if found is None:
                 aside.add(utterance.id, Reason.NO_PATH)
         kit = _kit(kept, heldout, lexicon, language, model, checked.reader, how)
@@ -146,7 +155,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
         kit.write(folder)
         aside.write(folder / "set_aside.txt")
         files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
-    corpus = corpus_of(data, kept, heldout, model.tying.states)
+        files[WORDS] = word_times([(u, p) for u, _, p in kept], how.intake.channel).encode()
+    states = [(u, h, path.states) for u, h, path in kept]
+    corpus = corpus_of(data, states, heldout, model.tying.states)
     if len(aside):
         say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
     return write_prep(out, corpus, how.facts(), beside=files)
@@ -166,8 +177,21 @@ def hear_all(
     if how.perturb:
         train = [u for u in utterances if u.speaker not in heldout]
         utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
+    if how.volume:
+        utterances = _at_volumes(utterances, heldout, how.seed)
     say(f"features: {how.features.value} of {len(utterances)} utterances")
     return hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
+
+
+def _at_volumes(
+    utterances: Sequence[Utterance], heldout: frozenset[str], seed: int
+) -> list[Utterance]:
+    """The utterances, those to train on at volumes drawn for each of them."""
+    volumes = np.random.default_rng(seed).uniform(*_VOLUMES, len(utterances)).tolist()
+    return [
+        u if u.speaker in heldout else replace(u, volume=volume)
+        for u, volume in zip(utterances, volumes, strict=True)
+    ]
 
 
 def _align(
@@ -177,7 +201,7 @@ def _align(
     scratch: Path,
     how: Preparation,
     say: Say,
-) -> tuple[Acoustic, list[Ints | None]]:
+) -> tuple[Acoustic, list[Aligned | None]]:
     """Trains on the speakers that are not held out, and aligns all.
 
     Copies at another speed are aligned, not trained on: they would triple the work, and the tree
@@ -209,7 +233,7 @@ def _align(
 
 
 def _kit(
-    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
     heldout: frozenset[str],
     lexicon: Lexicon,
     language: Ngrams | None,

@@ -23,7 +23,7 @@ from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_mome
 from unisono.speech.features import Features
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
-from unisono.speech.ngram import Ngrams, read_arpa
+from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
 from unisono.speech.prepare import network_frames
 from unisono.speech.scoring import Score, score
@@ -43,12 +43,14 @@ class Decoding:
         intake: Which audio is accepted; the rate is the model's.
         language: An ARPA file instead of the language model that was prepared.
         order: Use n-grams up to this length only; 0: all.
+        like: A folder that was made by decoding: its scale and price are used, none is tuned.
         processes: How many work at a time.
     """
 
     intake: Intake = field(default_factory=Intake)
     language: Path | None = None
     order: int = 0
+    like: Path | None = None
     processes: int = 1
 
 
@@ -156,7 +158,7 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
         say(line)
     if not heard:
         raise nothing_usable(data, checked.aside)
-    language, tuning_language = _languages(kit, how)
+    language, tuning_language = _languages(kit, how, say)
     tuned = _tune(ear, tuning_language, how, say)
     ingredients = _ingredients(kit, language)
     machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
@@ -183,11 +185,11 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
     return result
 
 
-def _languages(kit: Kit, how: Decoding) -> tuple[Ngrams, Ngrams]:
+def _languages(kit: Kit, how: Decoding, say: Say) -> tuple[Ngrams, Ngrams]:
     """The language model to decode with, and the one to tune with."""
     both = kit.language, kit.tuning_language
     if how.language is not None:
-        given = read_arpa(how.language).within(kit.lexicon.words)
+        given = read_language(how.language, kit.lexicon.words, say)
         both = given, given
     if how.order:
         both = both[0].cut(how.order), both[1].cut(how.order)
@@ -206,10 +208,16 @@ def _ingredients(kit: Kit, language: Ngrams) -> Ingredients:
 
 def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
     """Tunes on the held-out speakers; a run remembers what came of it."""
+    if how.like is not None:
+        tuned = _tuned_in(how.like)
+        say(f"scale {tuned.scale:.3f}, price {tuned.penalty:+.1f}, as in {how.like}")
+        return tuned
     sample = ear.kit.sample
     if sample is None:
-        say("no speaker was held out: scale and price of a word are the defaults, not tuned")
-        return Tuned()
+        tuned = Tuned()
+        default = f"scale {tuned.scale:g} and price {tuned.penalty:g} of a word are not tuned"
+        say(f"no speaker was held out: {default} (--like takes those of another decoding)")
+        return tuned
     ingredients = _ingredients(ear.kit, language)
     memory: Path | None = None
     if ear.cache is not None:
@@ -224,6 +232,19 @@ def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(memory, json.dumps(asdict(tuned)).encode())
     return tuned
+
+
+def _tuned_in(result: Path) -> Tuned:
+    """The settings that another decoding used."""
+    file = result / "score.json"
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        return Tuned(
+            scale=float(facts["acoustic_scale"]), penalty=float(facts["insertion_penalty"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file} has no scale and price to take ({reason})") from None
 
 
 def _write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from unisono.data import FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.pool.order import Order
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.kit import FOLDER
+from unisono.speech.kit import FOLDER, SAMPLE, Kit
 from unisono.training.network import Network
 
 PRIORS = "priors.npy"
@@ -36,6 +37,10 @@ def keep_speech(run: RunDirectory, prep: Prep) -> None:
         shutil.copytree(source, target, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
         raise UserError(f"cannot copy {source} to {target}: {error}") from None
+    if not prep.frames_of(Part.HELDOUT):
+        # What was trained on cannot tune.
+        replace(Kit.read(run.path), sample=None).write(target)
+        (target / SAMPLE).unlink(missing_ok=True)
     network = Network(run)
     means = np.maximum(_mean_posteriors(network, prep), 1 / prep.frames_of(Part.TRAIN))
     buffer = io.BytesIO()

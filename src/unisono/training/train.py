@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
-from unisono.data import Part, Prep
+from unisono.data import Part
 from unisono.events import UserError
 from unisono.learner.site import Alone, at_site
 from unisono.runs.directory import RunDirectory
@@ -20,6 +20,7 @@ from unisono.training.coordinate import Events, outcome_of
 from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch
 from unisono.training.rates import make_schedule
+from unisono.training.shapes import open_data
 from unisono.training.worker import Worker
 
 
@@ -36,7 +37,7 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
         outcome = _train_alone(run, config, resume)
     else:
         outcome = _train_together(run, config, resume)
-    keep_speech(run, Prep.open(Path(config.prep)))
+    keep_speech(run, open_data(config))
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
     write_report([run.path], run.report)
@@ -54,7 +55,7 @@ def check(config: Config) -> None:
     learners = config.learner_range[1]
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
-    prep = Prep.open(Path(config.prep))
+    prep = open_data(config)
     frames = prep.frames_of(Part.TRAIN)
     minibatches = -(-frames // config.minibatch) * config.epochs
     if minibatches < learners:

@@ -14,9 +14,9 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice
+from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
 from unisono.coordinator.client import Abandoned
-from unisono.data import ChunkSource, FrameSource, Part, Prep
+from unisono.data import ChunkSource, FrameSource, Part
 from unisono.events import UserError
 from unisono.learner.learner import Learner
 from unisono.learner.site import LEARNER
@@ -25,7 +25,7 @@ from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.training.launch import ABANDONED
 from unisono.training.rates import folds_momentum, make_schedule
-from unisono.training.shapes import examples_in, shape_of, source_of, strategy_of
+from unisono.training.shapes import examples_in, open_data, shape_of, source_of, strategy_of
 from unisono.training.validation import HALVES, halves, merge, score, score_groups
 
 
@@ -63,13 +63,15 @@ class Worker:
         self._config = run.read_config()
         torch.set_num_threads(self._config.threads_per_learner(os.cpu_count() or 1))
         self._device = choose_device(self._config, 0)
-        self._prep = Prep.open(Path(self._config.prep))
+        self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
         self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
-        self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
-        self._apart = self._config.validation.halves
+        checks = self._config.validation
+        checked = checks.enabled and checks.on is ValidationChoice.HELDOUT
+        self._heldout = self._source(Part.HELDOUT) if checked else None
+        self._apart = checks.halves
         if self._heldout is not None:
             everyone = np.zeros(len(self._heldout), dtype=np.int64)
             self._groups = halves(self._heldout) if self._apart else everyone
