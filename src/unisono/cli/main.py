@@ -11,6 +11,7 @@ from unisono.cli.compare import compare
 from unisono.cli.decode import decode
 from unisono.cli.demo import demo
 from unisono.cli.doctor import doctor
+from unisono.cli.export import export
 from unisono.cli.launch import launch
 from unisono.cli.prepare import prepare
 from unisono.cli.report import report
@@ -32,6 +33,7 @@ app.command()(train)
 app.command()(decode)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.command()(compare)
+app.command()(export)
 app.command()(bench)
 app.command()(doctor)
 app.command()(report)

@@ -145,7 +145,8 @@ class Worker:
 
     def _validate(self, learner: Learner) -> None:
         assert self._heldout is not None
-        examples = examples_in(self._config, self._config.validation.examples)
+        asked = examples_in(self._config, self._config.validation.examples)
+        examples = min(asked or len(self._heldout), len(self._heldout))
         with learner.consensus() as model:
             parts = score_groups(model, self._heldout, self._groups, examples, self._device)
             train = score(model, self._train, examples, self._device)
@@ -160,11 +161,13 @@ class Worker:
             logprob=heldout.logprob,
             accuracy=heldout.accuracy,
             train_logprob=train.logprob,
+            train_accuracy=train.accuracy,
             **apart,
         )
         print(
             f"{100 * learner.progress:5.1f}%  held out: log-prob {heldout.logprob:.4f}, "
-            f"accuracy {100 * heldout.accuracy:.2f}%; train: log-prob {train.logprob:.4f}",
+            f"accuracy {100 * heldout.accuracy:.2f}%; "
+            f"train: log-prob {train.logprob:.4f}, accuracy {100 * train.accuracy:.2f}%",
             flush=True,
         )
 
