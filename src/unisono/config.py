@@ -57,6 +57,7 @@ class ScheduleChoice(str, Enum):
 
     CONSTANT = "constant"
     EXPONENTIAL = "exponential"
+    POWER = "power"
     WARMUP = "warmup"
 
 
@@ -120,13 +121,13 @@ class Rate(Table):
     schedule: ScheduleChoice = Field(
         default=ScheduleChoice.EXPONENTIAL,
         strict=False,
-        description="how the learning rate goes: constant, exponential or warmup",
+        description="how the learning rate goes: constant, exponential, power or warmup",
     )
     end: float = Field(
         default=0.1,
         gt=0,
         le=1,
-        description="last learning rate as a share of the first (exponential)",
+        description="last learning rate as a share of the first (exponential, power)",
     )
     warmup: Amount = Field(
         default=1.0,

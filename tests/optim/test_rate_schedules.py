@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.optim import Constant, Exponential, Schedule, WarmUp
+from unisono.optim import Constant, Exponential, Power, Schedule, WarmUp
 
 rates = st.floats(1e-6, 10.0)
 shares = st.floats(0.0, 1.0)
@@ -26,6 +26,16 @@ def test_exponential_is_linear_in_the_logarithm(start: float, end: float, progre
     assert rate(1.0) == pytest.approx(start * end)
     between = (1 - progress) * math.log(rate(0.0)) + progress * math.log(rate(1.0))
     assert math.log(rate(progress)) == pytest.approx(between, abs=1e-9)
+
+
+@given(start=rates, end=st.floats(0.01, 1.0), progress=shares)
+def test_power_is_the_rule_of_averaged_sgd(start: float, end: float, progress: float) -> None:
+    """g_t = g_0 (1 + a g_0 t) ** (-2/3) over 1000 steps, with the a of which the end follows."""
+    a = (end**-1.5 - 1) / (start * 1000)
+    expected = start * (1 + a * start * 1000 * progress) ** (-2 / 3)
+    rate = Power(start=start, end=end).rate
+    assert rate(progress) == pytest.approx(expected)
+    assert rate(1.0) == pytest.approx(start * end)
 
 
 def test_warm_up_by_hand() -> None:

@@ -85,6 +85,20 @@ def test_a_series_is_one_curve_whoever_tells_it() -> None:
     assert history(*told).series("consensus", "distance", by_examples) == [[]]
 
 
+def test_what_says_nothing_of_the_data_seen_is_where_the_last_word_was(make_run: Any) -> None:
+    events = [
+        start(0.0),
+        {"event": "consensus", "time": 0.5, "learner": 0, "distance": 3.0},
+        train(1.0, 0, 100),
+        {"event": "consensus", "time": 1.5, "learner": 1, "distance": 2.0},
+        train(2.0, 1, 250),
+        {"event": "consensus", "time": 2.5, "learner": 0, "distance": 1.0},
+    ]
+    run = make_run(seconds=0, extra=events)
+    told = History.read(run.path, "").series("consensus", "distance", by_examples)
+    assert [point for piece in told for point in piece] == [(100, 2.0), (250, 1.0)]
+
+
 def test_start_up_can_be_left_out() -> None:
     events = [{"event": "joined", "time": t, "learner": n} for n, t in ((0, 2.0), (1, 5.0))]
     late = {"event": "joined", "time": 9.0, "learner": 2}

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,12 @@ class Here:
         self._stop_at = stop_at
         self._fail_at = fail_at
 
-    def __call__(self, job: Job) -> None:
+    def __call__(self, jobs: Sequence[Job], at_a_time: int) -> Generator[Job, None, None]:
+        for job in jobs:
+            self._run(job)
+            yield job
+
+    def _run(self, job: Job) -> None:
         self.done.append(job.path)
         run = RunDirectory.create(job.path, job.config, resume=True)
         if len(self.done) - 1 == self._stop_at:
@@ -74,9 +79,7 @@ class Here:
             output_of(run).write_text(f"unisono: {error}\n")
 
 
-def compare(
-    prep: Path, out: Path, runner: Callable[[Job], None], **changes: Any
-) -> tuple[Comparison, list[str]]:
+def compare(prep: Path, out: Path, runner: Here, **changes: Any) -> tuple[Comparison, list[str]]:
     asked: dict[str, Any] = {
         "strategies": "averaging:every=256",
         "learners": 1,
@@ -87,7 +90,7 @@ def compare(
     }
     said: list[str] = []
     plan = plan_comparison(prep=prep, **(asked | changes))
-    return Compare(plan=plan, out=out, say=said.append, run_job=runner).run(), said
+    return Compare(plan=plan, out=out, say=said.append, run_jobs=runner).run(), said
 
 
 def test_what_a_comparison_leaves(small: Path, tmp_path: Path) -> None:
@@ -301,8 +304,9 @@ def test_every_strategy_can_be_compared(start: Start, small: Path, tmp_path: Pat
     sets = [word for each in QUICK for word in ("--set", each)]
     command = start(
         "compare", small, "--strategies", ",".join(others), "--learners", 2, "--out", "out",
-        "--rates", f"1,{DIVERGES}", "--epochs", 2, *sets,
+        "--rates", f"1,{DIVERGES}", "--epochs", 2, "--jobs", 2, *sets,
     )  # fmt: skip
+    until(lambda: len(command.children("train")) == 2, what="two runs at a time")
     assert command.wait(1100) == 0, command.output()
     whole = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [row["name"] for row in whole["rows"]] == ["solo", *others]

@@ -6,7 +6,7 @@ import pytest
 
 from unisono.config import load
 from unisono.events import UserError
-from unisono.optim import Constant, Exponential, WarmUp
+from unisono.optim import Constant, Exponential, Power, WarmUp
 from unisono.training.rates import make_schedule, rate_factor
 
 
@@ -42,6 +42,8 @@ def test_the_other_schedules() -> None:
     sets = ["learners=4", "rate.start=0.1", "rate.most=0", "epochs=8"]
     constant = load(None, [*sets, "rate.schedule=constant"], {})
     assert make_schedule(constant) == Constant(start=0.4)
+    power = load(None, [*sets, "rate.schedule=power", "rate.end=0.2"], {})
+    assert make_schedule(power) == Power(start=0.4, end=0.2)
     warmup = load(None, [*sets, "rate.schedule=warmup", "rate.warmup=2.5"], {})
     assert make_schedule(warmup) == WarmUp(start=0.1, factor=4.0, warmup=2.5, epochs=8)
 

@@ -29,6 +29,9 @@ def compare(
         typer.Option(help="Learning rates to try, as multiples of what each strategy's rule says."),
     ] = "0.5,1,2",
     seeds: Annotated[int, typer.Option(help="Seeds: each run is made so often.", min=1)] = 1,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at a time; times mean little with more than 1.", min=1)
+    ] = 1,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
     sets: Annotated[
         list[str] | None,
@@ -45,7 +48,7 @@ def compare(
         epochs=epochs,
         sets=sets or [],
     )
-    comparison = training.Compare(plan=plan, out=out, say=typer.echo).run()
+    comparison = training.Compare(plan=plan, out=out, say=typer.echo, at_a_time=jobs).run()
     for line in comparison.lines():
         typer.echo(line)
     typer.echo(f"report: {out / 'report.html'}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from unisono.optim.natural_gradient import OnlineNaturalGradient
 from unisono.optim.ng_sgd import NaturalGradientSGD, Reduction
-from unisono.optim.schedules import Constant, Exponential, Schedule, WarmUp
+from unisono.optim.schedules import Constant, Exponential, Power, Schedule, WarmUp
 
 __all__ = [
     "Constant",
     "Exponential",
     "NaturalGradientSGD",
     "OnlineNaturalGradient",
+    "Power",
     "Reduction",
     "Schedule",
     "WarmUp",

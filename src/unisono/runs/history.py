@@ -69,7 +69,7 @@ class History:
     def read(cls, path: Path, name: str) -> History:
         """Reads a run, finished or not."""
         run = RunDirectory.open(path)
-        events = _one_clock(run.read_metrics())
+        events = _data_seen(_one_clock(run.read_metrics()))
         return cls(name, run.read_config(), run.read_summary(), events)
 
     def without_start_up(self) -> History:
@@ -236,3 +236,12 @@ def _one_clock(events: list[Event]) -> list[Event]:
         last = max(last, time)
         shifted.append({**event, "time": time})
     return shifted
+
+
+def _data_seen(events: list[Event]) -> list[Event]:
+    """Gives events that do not say how much data was seen what was last said before them."""
+    filled, seen = [], None
+    for event in events:
+        seen = event.get("global_examples", seen)
+        filled.append(event if seen is None else {**event, "global_examples": seen})
+    return filled

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from unisono.runs.comparison import Comparison
 from unisono.runs.comparison_page import render
 from unisono.runs.directory import write_atomically
 from unisono.runs.outcome import Ended, Result, read_result
-from unisono.training.jobs import run_job
+from unisono.training.jobs import run_jobs
 from unisono.training.rates import rate_factor
 from unisono.training.train import check
 from unisono.training.variants import Job, Plan
@@ -28,7 +28,7 @@ PLAN = "plan.json"
 
 @dataclass(kw_only=True)
 class Compare:
-    """Runs what is not done yet, one run at a time, and judges.
+    """Runs what is not done yet, and judges.
 
     Each run is a process of its own, so that one that fails takes nothing with it. A run that an
     interruption left unfinished begins anew: wall-clock is one of the things compared, and a run
@@ -38,7 +38,9 @@ class Compare:
     plan: Plan
     out: Path
     say: Callable[[str], None]
-    run_job: Callable[[Job], None] = run_job
+    at_a_time: int = 1
+    """Runs under way together; with more than one, wall-clock tells little."""
+    run_jobs: Callable[[Sequence[Job], int], Generator[Job, None, None]] = run_jobs
 
     def run(self) -> Comparison:
         """Everything: runs, compare.json, report.html.
@@ -51,10 +53,7 @@ class Compare:
             check(job.config)
         choosing, reporting = self._speakers()
         with self._directory():
-            results = {
-                job.path: self._result(job, f"[{number}/{len(jobs)}]")
-                for number, job in enumerate(jobs, start=1)
-            }
+            results = self._results(jobs)
             comparison = Comparison(
                 learners=self.plan.base.learner_range[1],
                 epochs=self.plan.base.epochs,
@@ -125,22 +124,28 @@ class Compare:
                     f"{now.get(key)}: say the same again, or name another --out"
                 )
 
-    def _result(self, job: Job, place: str) -> Result:
-        """What came of a run: read, if it is done; else run."""
+    def _results(self, jobs: list[Job]) -> dict[Path, Result]:
+        """What came of each run: read, if it is done; else run."""
+        places = {job.path: f"[{number}/{len(jobs)}]" for number, job in enumerate(jobs, start=1)}
+        results = {job.path: read_result(job.path, job.seed) for job in jobs}
+        to_do = [job for job in jobs if results[job.path].ended is Ended.FAILED]
+        for job in jobs:
+            if job not in to_do:
+                self._tell(job, results[job.path], places[job.path], " (done before)")
+        with closing(self.run_jobs(to_do, self.at_a_time)) as ended:
+            for job in ended:
+                results[job.path] = read_result(job.path, job.seed)
+                self._tell(job, results[job.path], places[job.path])
+        return results
+
+    def _tell(self, job: Job, result: Result, place: str, done: str = "") -> None:
         name = f"{place} {job.variant.name}, rate x{job.rate:g}, seed {job.seed}"
-        result = read_result(job.path, job.seed)
-        done = " (done before)"
-        if result.ended is Ended.FAILED:
-            done = ""
-            self.run_job(job)
-            result = read_result(job.path, job.seed)
         if result.best is None:
             self.say(f"{name}: {result.ended.value}: {result.reason}{done}")
         else:
             best = result.best
             value = f"log-prob {best.choice_logprob:.4f} on the choosing speakers"
             self.say(f"{name}: {value}, best after {best.epoch:g} epochs{done}")
-        return result
 
     def _rows(self, results: dict[Path, Result]) -> list[Row]:
         rows: list[Row] = []

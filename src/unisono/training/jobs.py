@@ -1,9 +1,10 @@
-"""One run of a comparison, as a process of its own."""
+"""Runs of a comparison, each as a process of its own."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Generator, Sequence
 
 from unisono.events import UserError
 from unisono.fabric.children import Children
@@ -15,27 +16,39 @@ GRACE_S = 5.0
 """Seconds that a run has to end when the comparison is interrupted."""
 
 
-def run_job(job: Job) -> None:
-    """Trains from the beginning, whatever is there; how it went is in the run's directory.
+def run_jobs(jobs: Sequence[Job], at_a_time: int) -> Generator[Job, None, None]:
+    """Trains each from the beginning, whatever is there; yields them as they end.
 
-    What the run prints is kept in it; its directory is made here, so that there is a place for it.
+    How a run went is in its directory.
 
     Raises:
-        UserError: the directory cannot be written.
+        UserError: a directory cannot be written.
     """
     children = Children()
+    waiting, under_way = list(jobs), dict[str, Job]()
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < at_a_time:
+                job = waiting.pop(0)
+                _begin(children, job)
+                under_way[str(job.path)] = job
+            for ended in children.wait():
+                job = under_way.pop(ended.name)
+                if ended.killed:
+                    with output_of(RunDirectory(job.path)).open("a") as file:
+                        file.write(f"unisono: the run was {ended.how}\n")
+                yield job
+    finally:
+        children.stop(GRACE_S)
+
+
+def _begin(children: Children, job: Job) -> None:
+    """Starts a run; what it prints is kept in its directory, which is made here for that."""
     try:
         if job.path.exists():
             shutil.rmtree(job.path)
         run = RunDirectory.create(job.path, job.config)
         command = [sys.executable, "-m", "unisono", "train", "--out", str(run.path), "--resume"]
-        children.start("train", command, {}, output_of(run))
+        children.start(str(job.path), command, {}, output_of(run))
     except OSError as error:
         raise UserError(f"cannot begin {job.path}: {error.strerror}") from None
-    try:
-        (ended,) = children.wait()
-    finally:
-        children.stop(GRACE_S)
-    if ended.killed:
-        with output_of(run).open("a") as file:
-            file.write(f"unisono: the run was {ended.how}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.config import Config, OptimizerChoice, ScheduleChoice
 from unisono.events import UserError
-from unisono.optim.schedules import Constant, Exponential, Schedule, WarmUp
+from unisono.optim.schedules import Constant, Exponential, Power, Schedule, WarmUp
 from unisono.strategies.registry import make
 
 
@@ -40,6 +40,8 @@ def make_schedule(config: Config) -> Schedule:
         return Constant(start=start * factor)
     if rate.schedule is ScheduleChoice.EXPONENTIAL:
         return Exponential(start=start * factor, end=rate.end)
+    if rate.schedule is ScheduleChoice.POWER:
+        return Power(start=start * factor, end=rate.end)
     if rate.warmup > config.epochs:
         raise UserError(
             f"rate.warmup is {rate.warmup:g} epochs, and the run has {config.epochs}: "
