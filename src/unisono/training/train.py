@@ -20,6 +20,7 @@ from unisono.training.coordinate import Events, outcome_of
 from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch
 from unisono.training.rates import make_schedule
+from unisono.training.rules import check_recipe
 from unisono.training.worker import Worker
 
 
@@ -51,6 +52,7 @@ def check(config: Config) -> None:
         raise UserError("--cluster is not there yet; without it the learners run on this machine")
     strategy = make(config.strategy_name, config.agreement)
     make_schedule(config)
+    check_recipe(config)
     learners = config.learner_range[1]
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
