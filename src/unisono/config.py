@@ -177,6 +177,9 @@ class Recipe(Table):
     enabled: bool = Field(
         default=False, description="follow Kaldi's rules; each of those below can be turned off"
     )
+    first_learners: Count = Field(
+        default=0, description="learners at the start, from which they ramp up; 0: all at once"
+    )
     rate_by_round: bool = Field(
         default=True, description="one learning rate a round; the last round has the final one"
     )

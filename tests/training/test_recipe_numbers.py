@@ -39,9 +39,10 @@ def test_the_ramp_of_the_switchboard_recipe() -> None:
 
 
 def test_rounds_take_all_data() -> None:
-    assert round_count(1600, every=100, learners=4) == 4
-    assert round_count(1601, every=100, learners=4) == 5
-    assert round_count(10, every=100, learners=4) == 1
+    assert round_count(1600, 100, 4, 4) == 4
+    assert round_count(1601, 100, 4, 4) == 5
+    assert round_count(10, 100, 4, 4) == 1
+    assert round_count(190 * 400, 400, 3, 16) == 20  # the ramp above
 
 
 def test_rates_fall_from_round_to_round_to_exactly_the_last_one() -> None:

@@ -19,9 +19,9 @@ from unisono.data import FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
-from unisono.strategies import Averaging, Everybody, KeepGood
+from unisono.strategies import Averaging, Bid, Everybody, KeepGood
 from unisono.training.rates import make_schedule
-from unisono.training.rules import Objective, Rules, check_recipe
+from unisono.training.rules import Objective, Rules, check_recipe, first_learners
 from unisono.training.train import train
 from unisono.training.validation import score
 from unisono.training.worker import make_optimizer
@@ -42,7 +42,7 @@ class Learner:
     """Where a learner is, and what its model is."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.progress, self.rounds = 0.0, 0
+        self.progress, self.rounds, self.number = 0.0, 0, 0
         self._model = model
 
     @contextmanager
@@ -89,6 +89,30 @@ def test_rate_dropout_bound_and_minibatch_of_each_round() -> None:
     assert len(rules.states) == 5  # half of ten rounds
 
 
+def test_learners_ramp_up_and_the_rate_with_them() -> None:
+    """From 1 to 4 over 16 rounds of 50 examples a learner: 2000 = 50 x 16 x 2.5."""
+    asked: list[int] = []
+    config = load(None, [*KALDI, "recipe.first_learners=1", "rate.weight_decay=0.02"], {})
+    assert first_learners(config) == 1
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
+    optimizer = make_optimizer(config, model, 0.0)
+    schedule = make_schedule(config)
+    rules = Rules(config, model, optimizer, schedule, examples=1000, ask=asked.append)
+    strategy = rules.strategy(Averaging(every=50))
+    assert isinstance(strategy, Averaging)
+    learner: Any = Learner(model)
+    here = 1
+    for round_ in follow(rules, learner, 16, steps=1):
+        last = round_ / 16 + 50 * here / 2000 >= 1
+        rate = 0.01 * here * 0.1 ** (1.0 if last else round_ / 16)
+        group = optimizer.param_groups[0]
+        assert group["lr"] == pytest.approx(rate)
+        assert group["weight_decay"] == pytest.approx(0.02 / here)
+        here = asked[-1] if asked else 1  # who was asked for comes at once
+        strategy.selection.weights([Bid(50, -2.0)] * here, round_)
+    assert asked == [math.floor(1 + 3 * i / 16 + 0.5) for i in range(1, 17)]
+
+
 def test_each_rule_can_be_turned_off() -> None:
     off = ["best_first=false", "gentle_first=false", "gap=0", "combine=0", "rate_by_round=false"]
     rules, strategy, learner, model, optimizer = made(
@@ -133,6 +157,30 @@ def test_it_is_for_dealt_averaging_only(other: str) -> None:
     config: Config = load(None, ["recipe.enabled=true", "learners=2", other], {})
     with pytest.raises(UserError, match="use --strategy averaging, and not"):
         check_recipe(config)
+
+
+def test_more_at_the_start_than_there_are_is_refused() -> None:
+    config = load(None, ["recipe.enabled=true", "learners=2", "recipe.first_learners=3"], {})
+    with pytest.raises(UserError, match="first_learners is 3, and the run has 2"):
+        check_recipe(config)
+
+
+@pytest.mark.long
+def test_a_run_whose_learners_ramp_up(prep: Path, tmp_path: Path) -> None:
+    """The second learner comes when a quarter of the rounds are over, and trains its share."""
+    sets = ["recipe.enabled=true", "learners=2", "strategy=averaging", "agreement.every=1280"]
+    sets += ["recipe.first_learners=1", "network.hidden=[256,256]", "epochs=40", "threads=1"]
+    sets += ["minibatch=128", "device=cpu", "validation.every=1000000"]
+    out = tmp_path / "run"
+    summary = train(load(None, sets, {"prep": str(prep)}), out)
+    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    left = {e["learner"]: e["examples"] for e in events if e["event"] == "left"}
+    assert summary.learners_joined == 1 and summary.ended == "finished"
+    assert set(left) == {0, 1} and 0 < left[1] < left[0]
+    counts = summary.minibatches
+    assert counts.settled + counts.skipped == 40 * math.ceil(
+        Prep.open(prep).frames_of(Part.TRAIN) / 128
+    )
 
 
 def test_a_run_by_the_recipe(prep: Path, tmp_path: Path) -> None:

@@ -11,9 +11,13 @@ MOST_EVALUATIONS = 30
 """Averages that are tried at the end, at most."""
 
 
-def round_count(examples: int, every: int, learners: int) -> int:
-    """Rounds of a run: each takes ``every`` examples of each learner; the last may be short."""
-    return max(1, math.ceil(examples / (every * learners)))
+def round_count(examples: int, every: int, first: int, last: int) -> int:
+    """Rounds of a run, each of ``every`` examples of each learner; the last may be short.
+
+    Where the learners ramp from ``first`` to ``last`` there are (first + last) / 2 on average:
+    Kaldi's 2 archives / (first + last), of archives of ``every`` examples.
+    """
+    return max(1, math.ceil(2 * examples / (every * (first + last))))
 
 
 def learners_in(round_: int, rounds: int, first: int, last: int) -> int:
