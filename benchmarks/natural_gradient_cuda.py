@@ -111,7 +111,11 @@ def rows_of(x: Tensor, y: Tensor, narrow: list[Tensor]) -> tuple[list[Tensor], l
 
 
 def captured(work: Step, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """The work as a graph; it is run a few times before."""
+    """The work as a graph; it is run a few times before.
+
+    Each is captured on a stream of its own: cuBLAS keeps one workspace a stream, and graphs that
+    run beside each other must not share it.
+    """
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -120,8 +124,10 @@ def captured(work: Step, pool: Any = None) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(beside)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
         work()
+    torch.cuda.synchronize()
     return graph
 
 
@@ -238,6 +244,7 @@ class Natural:
             passes()
 
         self._passes = captured(whole_passes)
+        self._passes.replay()  # capturing has computed nothing
         pool = self._passes.pool()
         self._step = captured(lambda: step(False), pool)
         self._updating = captured(lambda: step(True), pool)
@@ -335,74 +342,86 @@ def seconds(step: Step, steps: int) -> float:
 
 
 def main(blocks: int) -> None:
-    """Times all rows in turns, block by block, and prints them; one that fails says why."""
+    """Times rows in turns, block by block, and prints them; one that fails says why."""
     device = torch.device("cuda")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
-    steps: dict[tuple[int, str], Step] = {}
-    for shape in (Shape(), Shape(outputs=10240)):
-        for name, make in makers(shape, device).items():
-            began = time.perf_counter()
-            try:
-                step = make()
-                seconds(step, 24)
-                steps[shape.outputs, name] = step
-                told = f"ready after {time.perf_counter() - began:.0f} s"
-            except Exception as error:  # nobody may be there to mend it: the other rows count
-                told = f"{type(error).__name__}: {plain(error)}"
-            print(f"{shape.outputs} outputs, {name}: {told}", flush=True)
-    times: dict[tuple[int, str], list[float]] = {key: [] for key in steps}
-    for _ in range(blocks):
-        for key, step in steps.items():
-            times[key].append(seconds(step, 40))
-    tables(steps, times)
+    shape, even = Shape(), Shape(outputs=10240)
+    measure(
+        "10217 outputs",
+        blocks,
+        {
+            "SGD, autograd, as it comes": lambda: sgd_autograd(shape, device, fast=False),
+            "SGD, autograd, compiled, captured": lambda: sgd_autograd(shape, device, fast=True),
+            "SGD, by hand, compiled, captured": lambda: sgd_by_hand(shape, device),
+            "ng-sgd, as it comes": lambda: shipped(shape, device),
+            "ng-sgd, captured, update in line": lambda: Natural(shape, device, beside=False),
+            "ng-sgd, captured, update beside": lambda: Natural(shape, device, beside=True),
+        },
+    )
+    measure(
+        "10240 outputs, an even width",
+        blocks,
+        {
+            "SGD, by hand, compiled, captured": lambda: sgd_by_hand(even, device),
+            "ng-sgd, captured, update beside": lambda: Natural(even, device, beside=True),
+        },
+    )
     try:
-        worst = agreement(Shape(), device)
+        worst = agreement(shape, device)
         print(f"gradients against float32 estimates: {worst:.4f} off", flush=True)
     except Exception as error:
         print(f"agreement: {plain(error)}", flush=True)
+    measure(
+        "10217 outputs, the work on rows compiled, too",
+        blocks,
+        {
+            "SGD, by hand, compiled, captured": lambda: sgd_by_hand(shape, device),
+            "ng-sgd, compiled, captured, beside": lambda: Natural(
+                shape, device, beside=True, compiled=True
+            ),
+        },
+    )
 
 
-def makers(shape: Shape, device: torch.device) -> dict[str, Callable[[], Step]]:
-    """The rows; those with 10240 outputs show what an even width does to the products."""
-    ours: dict[str, Callable[[], Step]] = {
-        "SGD, by hand, compiled, captured": lambda: sgd_by_hand(shape, device),
-        "ng-sgd, captured, update in line": lambda: Natural(shape, device, beside=False),
-        "ng-sgd, captured, update beside": lambda: Natural(shape, device, beside=True),
-        "ng-sgd, compiled, captured, beside": lambda: Natural(
-            shape, device, beside=True, compiled=True
-        ),
-    }
-    return {
-        "SGD, autograd, as it comes": lambda: sgd_autograd(shape, device, fast=False),
-        "SGD, autograd, compiled, captured": lambda: sgd_autograd(shape, device, fast=True),
-        "ng-sgd, as it comes": lambda: shipped(shape, device),
-        **ours,
-    }
+def measure(title: str, blocks: int, makers: dict[str, Callable[[], Step]]) -> None:
+    """One table: medians, ratios within the same block, and the parts of ours."""
+    print(title, flush=True)
+    steps: dict[str, Step] = {}
+    for name, make in makers.items():
+        began = time.perf_counter()
+        try:
+            step = make()
+            seconds(step, 24)
+            steps[name] = step
+            told = f"ready after {time.perf_counter() - began:.0f} s"
+        except Exception as error:  # nobody may be there to mend it: the other rows count
+            told = f"{type(error).__name__}: {plain(error)}"
+        print(f"  {name}: {told}", flush=True)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(blocks):
+        for name, step in steps.items():
+            times[name].append(seconds(step, 40))
+    rivals = [mine for name, mine in times.items() if name.startswith("SGD")]
+    fastest = [min(each) for each in zip(*rivals, strict=True)]
+    for name, mine in times.items():
+        ratios = sorted(a / b for a, b in zip(mine, fastest, strict=False)) or [0.0]
+        low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
+        print(
+            f"  {name:36} {1e3 * statistics.median(mine):7.3f} ms, "
+            f"{statistics.median(ratios):6.3f} of the fastest SGD (90% {low:.3f} to {high:.3f})",
+            flush=True,
+        )
+    for name, step in steps.items():
+        if isinstance(step, Natural):
+            finite = step.finite()
+            parts = [(part, seconds(work, 40)) for part, work in step.parts()]
+            told = ", ".join(f"{part} {1e3 * t:.3f}" for part, t in parts)
+            print(f"  {name}: {told} ms; parameters finite: {finite}", flush=True)
 
 
 def plain(error: Exception) -> str:
     """An error in one line."""
     return " ".join(str(error).split())[:300]
-
-
-def tables(steps: dict[tuple[int, str], Step], times: dict[tuple[int, str], list[float]]) -> None:
-    """Medians, ratios within the same block, and the parts of ours."""
-    for (outputs, name), mine in times.items():
-        rivals = [t for (o, n), t in times.items() if o == outputs and n.startswith("SGD")]
-        fastest = [min(each) for each in zip(*rivals, strict=True)] or mine
-        ratios = sorted(a / b for a, b in zip(mine, fastest, strict=True))
-        low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
-        print(
-            f"{outputs} outputs, {name:36} {1e3 * statistics.median(mine):7.3f} ms, "
-            f"{statistics.median(ratios):6.3f} of the fastest SGD (90% {low:.3f} to {high:.3f})",
-            flush=True,
-        )
-    for (outputs, name), step in steps.items():
-        if isinstance(step, Natural):
-            finite = step.finite()
-            parts = [(part, seconds(work, 40)) for part, work in step.parts()]
-            told = ", ".join(f"{part} {1e3 * t:.3f}" for part, t in parts)
-            print(f"{outputs} outputs, {name}: {told} ms; parameters finite: {finite}", flush=True)
 
 
 def profile(rows: int = 40) -> None:

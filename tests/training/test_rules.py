@@ -159,6 +159,17 @@ def test_it_is_for_dealt_averaging_only(other: str) -> None:
         check_recipe(config)
 
 
+def test_the_example_has_the_numbers_of_kaldi() -> None:
+    """3e-4 a frame of a sum, minibatches of 512; 8 jobs."""
+    file = Path(__file__).parents[2] / "examples" / "kaldi.toml"
+    config = load(file, [], {"learners": 8})
+    check_recipe(config)
+    schedule = make_schedule(config)
+    assert schedule.rate(0.0) == pytest.approx(8 * 3e-4 * 512, rel=0.03)
+    assert schedule.rate(1.0) == pytest.approx(8 * 3e-5 * 512, rel=0.03)
+    assert (config.natural_gradient.rank_in, config.natural_gradient.rank_out) == (20, 80)
+
+
 def test_more_at_the_start_than_there_are_is_refused() -> None:
     config = load(None, ["recipe.enabled=true", "learners=2", "recipe.first_learners=3"], {})
     with pytest.raises(UserError, match="first_learners is 3, and the run has 2"):

@@ -104,7 +104,7 @@ class ResidentNaturalGradient:
                 fisher = FisherEstimate.first(rows, group.ranks[place], self._eta)
                 rank = len(fisher.d)
                 group.basis[place, :rank] = fisher.basis.double()
-                core = self._core[group.first + place]
+                core = self._core[group.first + place].zero_()
                 core.diagonal()[:rank] = fisher.d.to(core.device)
                 self._rho[group.first + place] = fisher.rho
         self._lower()

@@ -43,7 +43,8 @@ def check_recipe(config: Config) -> None:
     first, learners = config.recipe.first_learners, config.learner_range[1]
     if first > learners:
         raise UserError(
-            f"recipe.first_learners is {first}, and the run has {learners} learners: begin with less"
+            f"recipe.first_learners is {first}, and the run has {learners} learners: "
+            "begin with fewer"
         )
     dropout_of(config)
 
