@@ -22,6 +22,7 @@ from unisono.training.engine import cores_for, entered, gpus_for, living_nodes
 from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch, Outcome
 from unisono.training.rates import make_schedule
+from unisono.training.rules import check_recipe, first_learners
 from unisono.training.shapes import open_data
 from unisono.training.work import Training
 from unisono.training.worker import Worker
@@ -60,6 +61,7 @@ def check(config: Config) -> None:
         raise UserError("no prepared data: give the folder that `unisono prepare` made")
     strategy = make(config.strategy_name, config.agreement)
     make_schedule(config)
+    check_recipe(config)
     learners = config.learner_range[1]
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
@@ -89,10 +91,11 @@ def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     outcome = Launch(
         command=command + (["--resume"] if resume else []),
-        learners=config.learner_range[1],
+        learners=first_learners(config),
         timeout=config.timeout_s,
         metrics=run.metrics,
         threads=config.threads_per_learner(os.cpu_count() or 1),
+        wanted=run.read_wanted if first_learners(config) < config.learner_range[1] else None,
     ).run()
     return _result(outcome)
 
@@ -133,7 +136,8 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     left = [e for e in events if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
     last = checks[-1] if checks else {}
-    begun = [e["time"] for e in events if e["event"] == "joined"][: config.first_learners]
+    first = first_learners(config)
+    begun = [e["time"] for e in events if e["event"] == "joined"][:first]
     wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
     examples = sum(e["examples"] for e in left)
     rounds = [e for e in events if e["event"] == "round"]
@@ -155,7 +159,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         bytes_sent=sum(e["bytes_sent"] for e in left),
         staleness=_staleness(rounds),
         learners_lost=len(outcome["lost"]),
-        learners_joined=outcome["joined"] - config.first_learners,
+        learners_joined=outcome["joined"] - first,
         ended="finished" if outcome["over"] else "early",
     )
 
