@@ -71,7 +71,18 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
 
 
 def test_every_command_has_help(run: Run) -> None:
-    commands = ("demo", "prepare", "train", "decode", "launch", "compare", "bench", "report")
+    commands = (
+        "demo",
+        "synthesize",
+        "prepare",
+        "train",
+        "decode",
+        "launch",
+        "compare",
+        "bench",
+        "report",
+        "doctor",
+    )
     for command in commands:
         status, text, _ = run(command, "--help")
         assert status == 0
@@ -91,7 +102,7 @@ def test_every_command_has_help(run: Run) -> None:
         (["train", "PREP", "--model", "dmn"], ["dmn", "dnn"]),
         (["train", "PREP", "--optimizer", "ng-sdg"], ["optimizer", "ng-sgd"]),
         (["train", "PREP", "--set", "natural_gradient.rank_in=0"], ["natural_gradient.rank_in"]),
-        (["train", "PREP", "--cluster", "auto"], ["cluster"]),
+        (["train", "PREP", "--cluster", "ray://nowhere:1"], ["--cluster", "Ray client"]),
         (["train", "PREP", "--strategy", "solo", "--learners", "2"], ["solo", "2"]),
         (["launch", "nowhere.py"], ["nowhere.py"]),
         (["report", "NOWHERE"], ["NOWHERE"]),

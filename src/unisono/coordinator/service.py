@@ -30,6 +30,9 @@ class Service:
     ``timeout`` is the one time that the user sets: a learner that is silent for so long is declared
     dead. A killed process is seen at once: by the end of its connection on one host, by its place,
     where nobody listens any more, on several. ``fixed``: nobody may be lost, or the run has failed.
+    A run begins when the ``expected`` learners are there; who has not come after a while is not
+    waited for, unless the run ``waits_for_all``, because whoever starts them sees to it that they
+    come. Events have the time since the run ``began``, maybe in an earlier life of the coordinator.
     """
 
     def __init__(
@@ -42,20 +45,24 @@ class Service:
         fixed: bool = False,
         sink: Sink | None = None,
         on_checkpoint: Sink | None = None,
+        waits_for_all: bool = False,
+        began: float | None = None,
     ) -> None:
         self.state = State(expected)
         self._fabric = fabric
         self._journal = journal
         self._timeout = timeout
         self._fixed = fixed
+        self._waits_for_all = waits_for_all
         self._sink = sink or (lambda event: None)
         self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
         self._outbox = Outbox(fabric)
         self._unacknowledged: dict[Address, int] = {}
-        self._began = fabric.now()
-        self._stay_until = self._began
-        self._looked = self._began
+        now = fabric.now()
+        self._began = now if began is None else began
+        self._stay_until = now
+        self._looked = now
         self._deserted: float | None = None
         self._first_came: float | None = None
         self._orphaned: float | None = None
@@ -193,7 +200,7 @@ class Service:
         return [{"kind": "lost", "who": str(a), "reason": reason} for a in silent]
 
     def _start_without_the_missing(self) -> list[dict[str, Any]]:
-        if self.state.started or not self.state.learners:
+        if self.state.started or not self.state.learners or self._waits_for_all:
             self._first_came = None
             return []
         now = self._fabric.now()

@@ -24,6 +24,7 @@ from unisono.runs.metrics import format_event
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
+BEGAN = "began"
 ENDPOINT = "endpoint"
 """Where the coordinator is reached; its next life takes the same place."""
 
@@ -55,6 +56,45 @@ def outcome_of(state: State) -> dict[str, Any]:
     }
 
 
+def coordinate(
+    host: Host,
+    directory: Path,
+    *,
+    expected: int,
+    timeout: float,
+    metrics: Path | None,
+    fixed: bool = False,
+    waits_for_all: bool = False,
+) -> dict[str, Any]:
+    """Serves one run to its end; goes on from the journal in the directory if there is one."""
+    events = None if metrics is None else Events(metrics)
+    node = host.node(COORDINATOR)
+    service = Service(
+        node,
+        FileJournal(directory / JOURNAL),
+        expected=expected,
+        timeout=timeout,
+        fixed=fixed,
+        sink=events,
+        on_checkpoint=commit_checkpoint,
+        waits_for_all=waits_for_all,
+        began=_began(directory, node.now()),
+    )
+    try:
+        serve(service)
+    finally:
+        host.close()
+    return outcome_of(service.state)
+
+
+def _began(directory: Path, now: float) -> float:
+    """When the run began, by the clock of this machine; times go on when the coordinator does."""
+    noted = directory / BEGAN
+    if not noted.is_file():
+        write_atomically(noted, str(now).encode())
+    return float(noted.read_text())
+
+
 def host_in(directory: Path, address: str) -> Host:
     """The coordinator's host; it listens on a network if there is an ``address`` for that."""
     noted = directory / ENDPOINT
@@ -72,7 +112,7 @@ def host_in(directory: Path, address: str) -> Host:
 
 
 def main() -> None:
-    """Serves one run; goes on from the journal if there is one."""
+    """Runs as a process of its own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--learners", type=int, required=True)
@@ -81,26 +121,19 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true", help="the loss of one ends the run")
     parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
-    journal = FileJournal(options.directory / JOURNAL)
-    events = None if options.metrics is None else Events(options.metrics)
     try:
         host = host_in(options.directory, options.address)
     except UserError as error:
         sys.exit(f"unisono: {error}")
-    service = Service(
-        host.node(COORDINATOR),
-        journal,
+    outcome = coordinate(
+        host,
+        options.directory,
         expected=options.learners,
         timeout=options.timeout,
+        metrics=options.metrics,
         fixed=options.fixed,
-        sink=events,
-        on_checkpoint=commit_checkpoint,
     )
-    try:
-        serve(service)
-    finally:
-        host.close()
-    (options.directory / OUTCOME).write_text(json.dumps(outcome_of(service.state)))
+    (options.directory / OUTCOME).write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

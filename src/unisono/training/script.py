@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.training.ends import in_one_line
 
 
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs a script in this process, as Python itself would."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
 def main() -> None:
     """As ``python SCRIPT ARGS``; errors of other learners and of the user are one line."""
-    script = sys.argv[1]
-    sys.argv = sys.argv[1:]
-    sys.path[0] = str(Path(script).resolve().parent)
+    del sys.path[0]  # of this module's own start
     with in_one_line():
-        runpy.run_path(script, run_name="__main__")
+        run_script(sys.argv[1], sys.argv[2:])
 
 
 if __name__ == "__main__":

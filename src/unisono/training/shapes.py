@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from unisono.config import Config
+from unisono.config import Config, ValidationChoice
 from unisono.data import ChunkSource, FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.strategies import Averaging, GossipFixed, GossipRandom
 from unisono.strategies.base import Strategy
 from unisono.strategies.registry import make
+from unisono.training.rules import dropout_of
 
 FRAME_MODEL = "dnn"
 """The one that classifies frames one by one; the others take chunks."""
 
 
+def open_data(config: Config) -> Prep:
+    """Opens the prepared data; where nothing is checked, all speakers are for training.
+
+    Raises:
+        UserError: there is none, or it is broken.
+    """
+    prep = Prep.open(Path(config.prep))
+    return prep if config.validation.on is ValidationChoice.HELDOUT else prep.joined()
+
+
 def shape_of(config: Config, prep: Prep) -> dict[str, Any]:
     """Returns the options of the model's class, but for its seed."""
     network, dimension = config.network, prep.header.dimension
+    schedule = dropout_of(config)
     shape: dict[str, Any] = {
         "inputs": dimension,
         "outputs": prep.header.states,
         "hidden": network.hidden,
-        "dropout": network.dropout,
+        "dropout": network.dropout if schedule is None else schedule.most,
     }
     if config.model == "tdnn":
         return {**shape, "steps": network.steps, "batch_norm": network.batch_norm}
