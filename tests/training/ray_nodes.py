@@ -23,8 +23,12 @@ class RayNodes:
         head = {**_ROOM, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.others: list[Any] = []
-        for _ in range(nodes - 1):
-            self.join()
+        try:
+            for _ in range(nodes - 1):
+                self.join()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:

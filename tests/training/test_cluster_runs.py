@@ -182,18 +182,29 @@ class Guarded:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self._folder = folder
         port = self.address.rpartition(":")[2]
-        self._running = [self._start("head", "--head", "--port", port, "--include-dashboard=false")]
-        until(lambda: "--address=" in (folder / "head.txt").read_text(), what="the head")
-        self._running.append(self._start("other", "--address", self.address))
-        until(lambda: "Ray runtime started" in (folder / "other.txt").read_text(), what="a node")
+        self._running: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start("head", "--head", "--port", port, "--include-dashboard=false")
+            self._start("other", "--address", self.address)
+        except BaseException:
+            self.close()
+            raise
 
-    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *arguments: str) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
         command += ["--object-store-memory=80000000", *arguments]
-        with (self._folder / f"{name}.txt").open("wb") as output:
-            return subprocess.Popen(
+        log = self._folder / f"{name}.txt"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
                 command, env=self.environment, stdout=output, stderr=subprocess.STDOUT
             )
+        self._running.append(process)
+
+        def up() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "Ray runtime started" in log.read_text()
+
+        until(up, what=f"ray start: {log}")
 
     def close(self) -> None:
         for process in reversed(self._running):
