@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.coordinator.client import Refused
 from unisono.coordinator.output import STRATEGY
-from unisono.fabric import Address, Gone, Message, Vector
+from unisono.fabric import Address, Gone, Message, Precision, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.collective import Aborted, Collective
@@ -49,9 +49,9 @@ class AgreeingParticipant(Participant):
     optimizer_travels = False
     """Whether a newcomer needs the sponsor's optimizer state, too."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:
         super().__init__(replica)
-        self._collective = Collective(self.fabric)
+        self._collective = Collective(self.fabric, precision)
         self._members: list[Address] = []
         self._excluded: set[Address] = set()
         self._result: Vector | None = None
@@ -67,6 +67,10 @@ class AgreeingParticipant(Participant):
     def contribute(self) -> Contribution:
         """The vector to average and the work in it, which is also its weight."""
         raise NotImplementedError
+
+    def common(self) -> Vector | None:
+        """A vector that all members have alike, near to what they contribute; None: zero."""
+        return None
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """The agreement of so many members is complete; ``mean`` is valid until the next one."""
@@ -170,7 +174,7 @@ class AgreeingParticipant(Participant):
             "round",
             round=number,
             time_s=self.fabric.now() - began,
-            bytes=contribution.vector.nbytes,
+            bytes=self._collective.nbytes(contribution.vector),
             members=len(notes),
             staleness=self.staleness,
             weight=contribution.work.examples,
@@ -192,6 +196,7 @@ class AgreeingParticipant(Participant):
                     work.examples,
                     work.note(),
                     result,
+                    self.common(),
                 )
                 return {str(m): note for m, note in notes.items()}
             except (Gone, Aborted):

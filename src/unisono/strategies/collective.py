@@ -8,6 +8,13 @@ owner; the owner computes
 in the members' order, so that the result is the same at every member and in every run, and sends
 it to all. Weights are normalised before they multiply: one member of any weight gets exactly its
 own vector back. With all weights zero the mean is plain.
+
+In bfloat16, with r a vector that all members have in common and R the rounding,
+
+    mean = r + R(sum_i (w_i / sum_j w_j) R(x_i - r))
+
+which is the same at every member, too: who owns a slice rounds its own part and its result like all
+others'. What is lost is small against what has changed since r, not against the vector itself.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.fabric import Address, Fabric, Gone, Message, TimedOut, Vector
+from unisono.fabric import Address, Fabric, Gone, Message, Precision, TimedOut, Vector
 
 PORT = "collective"
 
@@ -30,10 +37,15 @@ class Collective:
     ``tag`` is the number of a collective, and of the attempt at it.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, precision: Precision = Precision.FLOAT32) -> None:
         self._fabric = fabric
+        self._precision = precision
         self._early: dict[Address, list[Message]] = {}
         fabric.port(PORT)
+
+    def nbytes(self, vector: Vector) -> int:
+        """Bytes of the vector on its way."""
+        return len(vector) * vector.slice(0, 1).rounded(self._precision).nbytes
 
     def mean(
         self,
@@ -43,13 +55,26 @@ class Collective:
         weight: float,
         note: Any,
         result: Vector,
+        common: Vector | None = None,
     ) -> dict[Address, Any]:
-        """Writes the weighted mean into ``result``; returns everybody's note."""
+        """Writes the weighted mean into ``result``; returns everybody's note.
+
+        ``common`` is a vector that all members have, near theirs; without one it is zero.
+        """
+        coarse = self._precision is not Precision.FLOAT32
+        if coarse and common is not None:
+            change = vector.like()
+            change.difference(vector, common)
+            vector = change
+        vector = vector.rounded(self._precision)
         try:
-            return self._mean(list(members), list(tag), vector, weight, note, result)
+            notes = self._mean(list(members), list(tag), vector, weight, note, result)
         except (Gone, Aborted):
             self._abort(members, list(tag))
             raise
+        if coarse and common is not None:
+            result.add(common)
+        return notes
 
     def _mean(
         self,
@@ -68,9 +93,13 @@ class Collective:
                 self._fabric.send(member, PORT, body, vector.slice(*bounds[place]))
         mine = bounds[members.index(me)]
         notes = self._sum_up(members, tag, vector.slice(*mine), weight, note, result.slice(*mine))
+        part = result.slice(*mine)
+        rounded = part.rounded(self._precision)
+        if rounded is not part:
+            part.assign(rounded)
         for member in members:
             if member != me:
-                self._fabric.send(member, PORT, {"tag": tag, "step": 1}, result.slice(*mine))
+                self._fabric.send(member, PORT, {"tag": tag, "step": 1}, rounded)
         for place, member in enumerate(members):
             if member != me:
                 message = self._next(member, tag, 1)
