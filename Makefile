@@ -30,7 +30,7 @@ bench: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Unisono needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,speech]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $(READY)
 
 # 360 MB that only the long tests need; without them the tests of clusters are skipped.

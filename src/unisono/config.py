@@ -52,6 +52,13 @@ class DeviceChoice(str, Enum):
     CUDA = "cuda"
 
 
+class ValidationChoice(str, Enum):
+    """Which speakers a run is checked on."""
+
+    HELDOUT = "heldout"
+    NONE = "none"
+
+
 class ScheduleChoice(str, Enum):
     """How the learning rate goes over a run; see unisono.optim.schedules."""
 
@@ -187,6 +194,11 @@ class NaturalGradient(Table):
 class Validation(Table):
     """`[validation]`: checks of the consensus on held-out frames."""
 
+    on: ValidationChoice = Field(
+        default=ValidationChoice.HELDOUT,
+        strict=False,
+        description="who is checked: heldout speakers, or none: then they are trained on as well",
+    )
     every: Count = Field(default=0, description="examples between two checks; 0: once an epoch")
     examples: Count = Field(default=20000, description="held-out frames a check, at most; 0: all")
     enabled: bool = Field(default=True, description="check at all")

@@ -73,6 +73,7 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
 def test_every_command_has_help(run: Run) -> None:
     commands = (
         "demo",
+        "synthesize",
         "prepare",
         "train",
         "decode",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.config import load
+from unisono.config import ValidationChoice, load
 from unisono.runs.summary import Summary
 from unisono.training import train as training
 from unisono.training.ends import in_one_line
@@ -37,6 +37,10 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Of parameters and order of data.  [default: 0]")
     ] = None,
+    validation: Annotated[
+        ValidationChoice | None,
+        typer.Option(help="none: train on held-out speakers, too.  [default: heldout]"),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A TOML file, such as another run's config.toml.")
     ] = None,
@@ -59,6 +63,7 @@ def train(
         "optimizer": optimizer,
         "epochs": epochs,
         "seed": seed,
+        "validation.on": None if validation is None else validation.value,
     }
     file = out / "config.toml" if resume and config is None and out.exists() else config
     settings = load(file, sets or [], flags)

@@ -22,6 +22,7 @@ from unisono.training.engine import cores_for, entered, gpus_for, living_nodes
 from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch, Outcome
 from unisono.training.rates import make_schedule
+from unisono.training.shapes import open_data
 from unisono.training.work import Training
 from unisono.training.worker import Worker
 
@@ -46,7 +47,7 @@ def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summ
     """Writes what a run holds at its end."""
     if not run.model.is_file():
         raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
-    keep_speech(run, Prep.open(Path(config.prep)))
+    keep_speech(run, open_data(config))
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
     write_report([run.path], run.report)
@@ -62,7 +63,7 @@ def check(config: Config) -> None:
     learners = config.learner_range[1]
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
-    prep = Prep.open(Path(config.prep))
+    prep = open_data(config)
     frames = prep.frames_of(Part.TRAIN)
     minibatches = -(-frames // config.minibatch) * config.epochs
     if minibatches < learners:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.config import Config, load
+from unisono.config import Config, ValidationChoice, load
 from unisono.events import UserError
 
 BASELINE = "solo"
@@ -161,6 +161,8 @@ def plan_comparison(
         raise UserError(f"--set agreement.{key} is not for all: say it as in averaging:{key}=VALUE")
     if not base.validation.enabled:
         raise UserError("--set validation.enabled=false: without checks nothing can be compared")
+    if base.validation.on is ValidationChoice.NONE:
+        raise UserError("--set validation.on=none: without checks nothing can be compared")
     return Plan(
         base=base,
         sets=list(sets),

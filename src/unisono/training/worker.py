@@ -13,8 +13,8 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice
-from unisono.data import ChunkSource, FrameSource, Part, Prep
+from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
+from unisono.data import ChunkSource, FrameSource, Part
 from unisono.events import UserError
 from unisono.learner.learner import Learner
 from unisono.learner.site import find_site
@@ -23,7 +23,7 @@ from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.training.ends import in_one_line
 from unisono.training.rates import folds_momentum, make_schedule
-from unisono.training.shapes import examples_in, shape_of, source_of, strategy_of
+from unisono.training.shapes import examples_in, open_data, shape_of, source_of, strategy_of
 from unisono.training.validation import HALVES, halves, merge, score, score_groups
 
 
@@ -74,13 +74,15 @@ class Worker:
         cores = max(1, (os.cpu_count() or 1) // beside)
         torch.set_num_threads(self._config.threads or cores)
         self._device = choose_device(self._config, local_number)
-        self._prep = Prep.open(Path(self._config.prep))
+        self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
         self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
-        self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
-        self._apart = self._config.validation.halves
+        checks = self._config.validation
+        checked = checks.enabled and checks.on is ValidationChoice.HELDOUT
+        self._heldout = self._source(Part.HELDOUT) if checked else None
+        self._apart = checks.halves
         if self._heldout is not None:
             everyone = np.zeros(len(self._heldout), dtype=np.int64)
             self._groups = halves(self._heldout) if self._apart else everyone
@@ -143,7 +145,8 @@ class Worker:
 
     def _validate(self, learner: Learner) -> None:
         assert self._heldout is not None
-        examples = examples_in(self._config, self._config.validation.examples)
+        asked = examples_in(self._config, self._config.validation.examples)
+        examples = min(asked or len(self._heldout), len(self._heldout))
         with learner.consensus() as model:
             parts = score_groups(model, self._heldout, self._groups, examples, self._device)
             train = score(model, self._train, examples, self._device)
@@ -158,11 +161,13 @@ class Worker:
             logprob=heldout.logprob,
             accuracy=heldout.accuracy,
             train_logprob=train.logprob,
+            train_accuracy=train.accuracy,
             **apart,
         )
         print(
             f"{100 * learner.progress:5.1f}%  held out: log-prob {heldout.logprob:.4f}, "
-            f"accuracy {100 * heldout.accuracy:.2f}%; train: log-prob {train.logprob:.4f}",
+            f"accuracy {100 * heldout.accuracy:.2f}%; "
+            f"train: log-prob {train.logprob:.4f}, accuracy {100 * train.accuracy:.2f}%",
             flush=True,
         )
 
