@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import Command, check_coverage, lines_of, summary_of, until
+from commands import WAYS, Command, check_coverage, lines_of, summary_of, until
 from ray_hooks import PREP_HERE, environment
 from ray_nodes import RayNodes
 
@@ -23,12 +23,6 @@ Start = Callable[..., Command]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
-WAYS = {
-    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
-    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
-    "gossip": ["gossip-random", "--set", "agreement.every=512"],
-    "server": ["server", "--set", "agreement.push_every=2"],
-}
 SMALL = [
     "--set", "minibatch=64", "--set", "network.hidden=[64]", "--set", "threads=1",
     "--set", "timeout_s=20", "--set", "validation.enabled=false",
@@ -165,6 +159,16 @@ def test_the_command_dies_and_the_run_is_resumed(
     assert 0 < done < 2400
     assert summary["minibatches"]["settled"] == 2400 - done  # type: ignore[index]
     assert (out / "model.safetensors").is_file()
+
+
+def test_the_doctor_looks_at_every_node(start: Start, nodes: RayNodes) -> None:
+    command = start("doctor", "--cluster", nodes.address, environment=environment())
+    assert command.wait(100) == 0, command.output()
+    rows = [line.split() for line in command.output().splitlines()]
+    assert sum("torch" in row for row in rows) == 2
+    assert sum("clock" in row for row in rows) == 2
+    (link,) = [row for row in rows if "to" in row and "MB/s" in row]
+    assert float(link[link.index("MB/s") - 1]) > 1
 
 
 class Guarded:
