@@ -15,7 +15,7 @@ from unisono.fabric.base import (
     TimedOut,
     View,
 )
-from unisono.fabric.vector import SizeVector, TensorVector, Vector
+from unisono.fabric.vector import Precision, SizeVector, TensorVector, Vector
 
 __all__ = [
     "COORDINATOR",
@@ -28,6 +28,7 @@ __all__ = [
     "Gone",
     "Member",
     "Message",
+    "Precision",
     "SizeVector",
     "TensorVector",
     "TimedOut",
