@@ -255,6 +255,16 @@ class Checkpoint(Table):
     keep: Positive = Field(default=2, description="newest checkpoints kept")
 
 
+class Links(Table):
+    """`[links]`: connections between machines; on one machine there are none."""
+
+    interface: str = Field(
+        default="",
+        description="interface or address to listen on; empty: the one on the way to the others",
+    )
+    encrypt: bool = Field(default=False, description="let nobody else read what travels")
+
+
 class Config(Table):
     """The whole configuration of a run, as `config.toml` holds it."""
 
@@ -297,6 +307,7 @@ class Config(Table):
     recipe: Recipe = Recipe()
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
+    links: Links = Links()
 
     @field_validator("learners", mode="before")
     @classmethod

@@ -16,6 +16,7 @@ from unisono.simulation.loops import run_loops
 from unisono.strategies import Averaging, GossipFixed, GossipRandom
 from unisono.strategies.collective import Collective
 from unisono.strategies.registry import make
+from unisono.strategies.selection import Bid
 
 COARSE = Precision.BFLOAT16
 
@@ -35,7 +36,8 @@ def test_the_mean_is_the_same_everywhere_and_near(members: int, has_common: bool
         x = TensorVector(common + change[node.address.number])
         before, result = x.tensor.clone(), x.like()
         reference = TensorVector(common) if has_common else None
-        collective.mean(addresses, (0, 0), x, 1 + node.address.number, [], result, reference)
+        bid = Bid(1 + node.address.number, None)
+        collective.mean(addresses, (0, 0), x, bid, [], result, common=reference)
         results[node.address.number] = result.tensor
         sent.append(node.bytes_sent)
         assert torch.equal(x.tensor, before)

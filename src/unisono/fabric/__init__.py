@@ -13,6 +13,7 @@ from unisono.fabric.base import (
     Member,
     Message,
     TimedOut,
+    Traffic,
     View,
 )
 from unisono.fabric.vector import Precision, SizeVector, TensorVector, Vector
@@ -32,6 +33,7 @@ __all__ = [
     "SizeVector",
     "TensorVector",
     "TimedOut",
+    "Traffic",
     "Vector",
     "View",
     "learner",

@@ -108,10 +108,8 @@ class Collective:
                 body = {"tag": tag, "step": 0, **said}
                 self._fabric.send(member, PORT, body, vector.slice(*bounds[place]))
         mine = bounds[members.index(me)]
-        parts = self._sum_up(
-            members, tag, vector.slice(*mine), said, result.slice(*mine), selection
-        )
         part = result.slice(*mine)
+        parts = self._sum_up(members, tag, vector.slice(*mine), said, part, selection)
         rounded = part.rounded(self._precision)
         if rounded is not part:
             part.assign(rounded)

@@ -14,7 +14,7 @@ from unisono.events import UserError
 from unisono.learner.site import Alone, at_site
 from unisono.runs.directory import RunDirectory
 from unisono.runs.report import write_report
-from unisono.runs.summary import Minibatches, Staleness, Summary
+from unisono.runs.summary import Link, Minibatches, Slowest, Staleness, Summary
 from unisono.strategies.registry import make
 from unisono.training.cluster import ClusterRun
 from unisono.training.coordinate import Events, outcome_of
@@ -141,6 +141,10 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
     examples = sum(e["examples"] for e in left)
     rounds = [e for e in events if e["event"] == "round"]
+    links = [
+        Link(sender=f"learner {e['learner']}", **link) for e in left for link in e.get("links", ())
+    ]
+    measured = [link for link in links if link.seconds > 0]
     return Summary(
         strategy=config.strategy_name,
         learners=config.first_learners,
@@ -157,11 +161,27 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         minibatches=Minibatches(**outcome["minibatches"]),
         rounds=outcome["rounds"] or len(rounds),
         bytes_sent=sum(e["bytes_sent"] for e in left),
+        links=links,
+        slowest_link=min(measured, key=lambda link: link.rate, default=None),
+        slowest_learner=_slowest(events, left),
         staleness=_staleness(rounds),
         learners_lost=len(outcome["lost"]),
         learners_joined=outcome["joined"] - first,
         ended="finished" if outcome["over"] else "early",
     )
+
+
+def _slowest(events: list[dict[str, Any]], left: list[dict[str, Any]]) -> Slowest | None:
+    """By what each trained in the time that it did not wait."""
+    joined = {e["learner"]: e["time"] for e in events if e["event"] == "joined"}
+    speeds = []
+    for e in left:
+        waited = e["data_wait_s"] + e["round_wait_s"]
+        computing = e["time"] - joined.get(e["learner"], 0.0) - waited
+        if computing > 0 and e["examples"]:
+            rate = e["examples"] / computing
+            speeds.append(Slowest(learner=e["learner"], examples_per_s=rate))
+    return min(speeds, key=lambda s: s.examples_per_s) if len(speeds) > 1 else None
 
 
 def _staleness(rounds: list[dict[str, Any]]) -> Staleness:

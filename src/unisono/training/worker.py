@@ -196,6 +196,7 @@ class Worker:
             "data_wait_s": learner.meter.data_wait_s,
             "round_wait_s": learner.meter.round_wait_s,
             "bytes_sent": learner.bytes_sent,
+            "links": learner.links,
             "rounds": learner.rounds,
         }
         learner.event("left", **totals)
