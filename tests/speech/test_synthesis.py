@@ -141,7 +141,7 @@ def test_a_program_that_fails_is_one_line_and_leaves_nothing(
 ) -> None:
     command = (sys.executable, "-I", "-c", program)
     monkeypatch.setattr(synthesis, "_find_espeak", lambda: (command, ["a", "b"]))
-    monkeypatch.setattr(synthesis, "_TIMEOUT_S", 2)
+    monkeypatch.setattr(synthesis, "_TIMEOUT_S", 1)
     with pytest.raises(UserError, match=word) as caught:
         synthesize(tmp_path / "data", HOW, lambda _: None)
     assert "\n" not in str(caught.value)
