@@ -68,6 +68,19 @@ class ScheduleChoice(str, Enum):
     WARMUP = "warmup"
 
 
+def read_range(text: str) -> tuple[int, int]:
+    """Reads `N` or `MIN:MAX`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _RANGE.fullmatch(text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+    return least, most
+
+
 def default_rate(optimizer: OptimizerChoice) -> float:
     """Returns the learning rate that an optimizer starts with when none is asked for.
 
@@ -251,16 +264,18 @@ class Config(Table):
     def _learners_are_a_range(cls, value: object) -> object:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if isinstance(text, str):
-            found = _RANGE.fullmatch(text)
-            if not found or not 1 <= int(found[1]) <= int(found[2] or found[1]):
-                raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+            read_range(text)
         return text
 
     @property
     def learner_range(self) -> tuple[int, int]:
         """The fewest and the most learners."""
-        least, _, most = self.learners.partition(":")
-        return int(least), int(most or least)
+        return read_range(self.learners)
+
+    @property
+    def first_learners(self) -> int:
+        """How many learners the run begins with: on one host all, on a cluster the fewest."""
+        return self.learner_range[0 if self.cluster else 1]
 
     @property
     def strategy_name(self) -> str:

@@ -10,6 +10,8 @@ from unisono.cli.bench import bench
 from unisono.cli.compare import compare
 from unisono.cli.decode import decode
 from unisono.cli.demo import demo
+from unisono.cli.doctor import doctor
+from unisono.cli.export import export
 from unisono.cli.launch import launch
 from unisono.cli.prepare import prepare
 from unisono.cli.report import report
@@ -31,7 +33,9 @@ app.command()(train)
 app.command()(decode)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.command()(compare)
+app.command()(export)
 app.command()(bench)
+app.command()(doctor)
 app.command()(report)
 
 

@@ -82,7 +82,7 @@ class History:
         than one. Of a run in one piece; what happened before is at 0, and that the first learners
         joined is no news.
         """
-        first = self.named("joined")[: self.config.learner_range[1]]
+        first = self.named("joined")[: self.config.first_learners]
         begun = max((event["time"] for event in first), default=0.0)
         known = {id(event) for event in first}
         later = [event for event in self.events if id(event) not in known]

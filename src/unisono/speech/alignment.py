@@ -107,7 +107,6 @@ class Trainer:
         model: Acoustic,
         utterances: Sequence[int],
         *,
-        different: Sequence[int],
         most: int,
         gaussians: int,
     ) -> Acoustic:
@@ -116,8 +115,6 @@ class Trainer:
         Args:
             model: Monophones, whose alignment the tree is grown from.
             utterances: What to train on.
-            different: Those that the tree is grown from. Copies of an utterance would count as
-                evidence again and again, and the tree would grow too large.
             most: States, at most.
             gaussians: Gaussians in all, where there are frames enough for so many.
         """
@@ -129,7 +126,7 @@ class Trainer:
             if path is not None
         }
         counted = count_contexts(
-            (frames[starts[u] : starts[u + 1]], contexts[u]) for u in different if u in contexts
+            (frames[starts[u] : starts[u + 1]], contexts[u]) for u in utterances if u in contexts
         )
         tying = grow_tying(counted, model.topology, most)
         self._say(f"{len(counted.phone)} states in context are tied to {tying.states}")

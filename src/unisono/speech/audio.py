@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from unisono.speech.aside import Reason
 from unisono.speech.datadir import Utterance
 from unisono.speech.packages import package
+from unisono.speech.spectrum import frame_count
 
 Samples = NDArray[np.float64]
 
@@ -64,6 +65,14 @@ class Reader:
         first, last = _bounds(utterance, frames, rate)
         return int((last - first) * self.rate / (rate * utterance.speed))
 
+    def frames(self, utterance: Utterance) -> int:
+        """The frames that the utterance's samples make (0 for a command).
+
+        Raises:
+            BadAudioError: It cannot be used.
+        """
+        return frame_count(self.length(utterance), self.rate)
+
     def read(self, utterance: Utterance) -> Samples:
         """The utterance's samples, at the scale of 16-bit integers.
 
@@ -73,7 +82,7 @@ class Reader:
         soundfile = package("soundfile")
         source: Any = utterance.audio
         if utterance.is_command:
-            source = io.BytesIO(_run(utterance.audio[:-1]))
+            source = io.BytesIO(run_command(utterance.audio[:-1]))
         try:
             with soundfile.SoundFile(source) as file:
                 rate = int(file.samplerate)
@@ -149,7 +158,12 @@ def _read(file: Any, count: int, channel: int) -> Samples:
     return np.concatenate(blocks)
 
 
-def _run(command: str) -> bytes:
+def run_command(command: str) -> bytes:
+    """What a command writes.
+
+    Raises:
+        BadAudioError: It fails, or takes longer than 5 minutes.
+    """
     try:
         done = subprocess.run(
             command, shell=True, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=True

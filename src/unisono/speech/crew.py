@@ -38,7 +38,7 @@ class Crew(Generic[State]):
         if processes > 1:
             self._pool = ProcessPoolExecutor(
                 processes,
-                mp_context=multiprocessing.get_context("spawn"),
+                mp_context=multiprocessing.get_context("forkserver"),
                 initializer=_begin,
                 initargs=(setup, arguments),
             )

@@ -51,7 +51,8 @@ class Kit:
 
     Attributes:
         features: What the network hears.
-        rate: The sample rate in Hz.
+        rate: The sample rate in Hz; 0 where features were made elsewhere.
+        dimension: Numbers in a frame that the network hears.
         lexicon: The words.
         acoustic: The Gaussian model; its phones and states are the network's, too.
         language: The language model of all training text.
@@ -61,6 +62,7 @@ class Kit:
 
     features: Features
     rate: int
+    dimension: int
     lexicon: Lexicon
     acoustic: Acoustic
     language: Ngrams
@@ -73,6 +75,7 @@ class Kit:
             "format_version": _FORMAT_VERSION,
             "features": self.features.value,
             "rate": self.rate,
+            "dimension": self.dimension,
             "silence": self.acoustic.silence,
             "phones": list(self.acoustic.topology.phones),
             "words": None if self.sample is None else [" ".join(w) for w in self.sample.words],
@@ -143,6 +146,7 @@ class Kit:
             return cls(
                 features=Features(facts["features"]),
                 rate=int(facts["rate"]),
+                dimension=int(facts["dimension"]),
                 lexicon=Lexicon.read(folder / "lexicon.txt"),
                 acoustic=acoustic,
                 language=read_arpa(folder / "lm.arpa"),

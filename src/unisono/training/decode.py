@@ -16,9 +16,11 @@ from pydantic import JsonValue
 from unisono.events import UserError
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.checks import Intake, check_data
+from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.decoding import Decoder, Words
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.features import Features
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_language
@@ -55,53 +57,64 @@ class Decoding:
 class Ear:
     """What turns features into log-likelihoods: a run's network, or a PREP's Gaussians."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, processes: int) -> None:
         """Opens a run or a PREP.
+
+        Args:
+            place: The run or the PREP.
+            processes: How many of them listen at a time.
 
         Raises:
             UserError: It is neither, or was not made from speech.
         """
         self.kit = Kit.read(place)
         self.cache: Path | None = None
-        self._network: Network | None = None
         self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
+        self._identity = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes()).hexdigest()
+        self._crew: Crew[Network] | None = None
         if (place / "config.toml").is_file():
-            run = RunDirectory.open(place)
-            self._network = Network(run)
+            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
             self._priors = _read_priors(place / FOLDER / PRIORS)
+            self._identity += network.fingerprint() + self._priors.tobytes().hex()
             self.cache = place / FOLDER / "graphs"
             self.name = "network"
+            self._crew = Crew(processes, _open_network, place)
+
+    def __enter__(self) -> Ear:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._crew is not None:
+            self._crew.close()
 
     def fingerprint(self) -> str:
         """Tells this ear from any other."""
-        digest = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes())
-        if self._network is not None:
-            digest.update(self._priors.tobytes() + self._network.fingerprint().encode())
-        return digest.hexdigest()
+        return hashlib.sha256(self._identity.encode()).hexdigest()
 
     def hear(self, heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
         """Yields log-likelihoods of utterances, frames x states each."""
-        if self._network is not None:
-            for frames in network_frames(heard):
-                yield self._network_likes(frames)
-            return
+        if self._crew is not None:
+            return self._listen(self._crew, network_frames(heard))
         moments = speaker_moments(heard)
-        for utterance, features in heard:
-            frames = gaussian_frames(features.cepstra, moments[utterance.speaker])
-            yield self.kit.acoustic.mixtures.loglikes(frames)
+        normalised = (gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard)
+        return map(self.kit.acoustic.mixtures.loglikes, normalised)
 
     def hear_sample(self) -> list[Frames]:
         """Log-likelihoods of the held-out utterances that the kit has."""
         sample = self.kit.sample
         assert sample is not None
         cuts = sample.starts[1:-1]
-        if self._network is not None:
-            return [self._network_likes(frames) for frames in np.split(sample.network, cuts)]
+        if self._crew is not None:
+            return list(self._listen(self._crew, np.split(sample.network, cuts)))
         return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
 
-    def _network_likes(self, frames: Frames) -> Frames:
-        assert self._network is not None
-        return self._network.log_posteriors(frames) - self._priors
+    def _listen(self, crew: Crew[Network], frames: Sequence[Frames]) -> Iterator[Frames]:
+        for posteriors in crew.map(Network.log_posteriors, frames, chunk=4):
+            yield posteriors - self._priors
+
+
+def _open_network(place: Path) -> Network:
+    return Network(RunDirectory.open(place))
 
 
 def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
@@ -124,9 +137,14 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
         raise UserError(f"{out} exists already; name another --out")
     for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
         package(name)  # said before an hour of work, not after it
-    ear = Ear(place)
+    with Ear(place, how.processes) as ear:
+        return _decode(ear, data, out, how, say)
+
+
+def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
     kit = ear.kit
-    checked = check_data(data, replace(how.intake, rate=kit.rate), None)
+    intake, stored = replace(how.intake, rate=kit.rate), kit.features is Features.KALDI
+    checked = check_data(data, intake, None, stored=stored, dimension=kit.dimension)
     say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
     heard = hear(
         checked.utterances,
