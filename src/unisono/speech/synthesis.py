@@ -103,7 +103,7 @@ def synthesize(out: Path, how: Synthesis, say: Say) -> None:
     try:
         partial.mkdir(parents=True)
         phrase_lexicon().write(partial / "lexicon.txt")
-        facts = {**asdict(how), "processes": None}
+        facts = {name: value for name, value in asdict(how).items() if name != "processes"}
         (partial / "synthesis.json").write_text(json.dumps(facts, indent=1) + "\n")
         studio = _Studio(how=how, folder=partial, program=program)
         with Crew(how.processes, _enter, studio) as crew:
