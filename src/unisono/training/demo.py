@@ -21,7 +21,7 @@ from unisono.training.train import train
 Say = Callable[[str], None]
 
 _HOURS, _TEST_HOURS = 0.45, 0.12
-_SETTINGS = ("validation.every=60000", "agreement.every=4096")
+_SETTINGS = ("epochs=2", "validation.every=40000", "agreement.every=4096")
 _WIDTH = 48
 _ERRORS_SHOWN = 3
 
