@@ -51,6 +51,11 @@ class Report(NamedTuple):
     pid: int = 0
 
 
+def sockets_of(run: str) -> Path:
+    """The folder in which the learners of a run that are on one machine find each other."""
+    return Path(tempfile.gettempdir()) / f"{run}.learners"
+
+
 class CoordinatorActor:
     """The coordinator of a run, on the machine that the run was started on.
 
@@ -95,7 +100,7 @@ class LearnerActor:
     """One learner; this process is its process."""
 
     def __init__(self, work: Work, environment: Mapping[str, str], run: str) -> None:
-        self._folder = Path(tempfile.gettempdir()) / f"{run}.learners"
+        self._folder = sockets_of(run)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         os.environ.update({**environment, DIRECTORY: str(self._folder)})
         self._work = work
@@ -111,6 +116,12 @@ class LearnerActor:
 
     def run(self) -> Report:
         """Takes part in the run to its end."""
+        report = self._take_part()
+        if report.kind is not Kind.CUT_OFF:
+            shutil.rmtree(self._folder, ignore_errors=True)  # also what the killed have left
+        return report
+
+    def _take_part(self) -> Report:
         try:
             self._work.run()
         except Abandoned as abandoned:
@@ -124,7 +135,6 @@ class LearnerActor:
                 return self._report(Kind.FAILED, f"exit status {end.code}")
         except Exception:
             return self._report(Kind.FAILED, traceback.format_exc())
-        shutil.rmtree(self._folder, ignore_errors=True)  # also what the killed have left
         return self._report(Kind.FINISHED)
 
     def _report(self, kind: Kind, text: str = "") -> Report:
