@@ -51,9 +51,9 @@ class Report(NamedTuple):
     pid: int = 0
 
 
-def sockets_of(run: str) -> Path:
-    """The folder in which the learners of a run that are on one machine find each other."""
-    return Path(tempfile.gettempdir()) / f"{run}.learners"
+def folders_of(run: str) -> list[Path]:
+    """What the learners of a run have on this machine for their sockets, one folder a process."""
+    return list(Path(tempfile.gettempdir()).glob(f"{run}.*"))
 
 
 class CoordinatorActor:
@@ -100,8 +100,11 @@ class LearnerActor:
     """One learner; this process is its process."""
 
     def __init__(self, work: Work, environment: Mapping[str, str], run: str) -> None:
-        self._folder = sockets_of(run)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in folders_of(run):
+            if not Path("/proc", folder.suffix[1:]).exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+        self._folder = Path(tempfile.gettempdir(), f"{run}.{os.getpid()}")
+        self._folder.mkdir(mode=0o700)
         os.environ.update({**environment, DIRECTORY: str(self._folder)})
         self._work = work
         self._node: str = load_ray().get_runtime_context().get_node_id()
@@ -117,8 +120,7 @@ class LearnerActor:
     def run(self) -> Report:
         """Takes part in the run to its end."""
         report = self._take_part()
-        if report.kind is not Kind.CUT_OFF:
-            shutil.rmtree(self._folder, ignore_errors=True)  # also what the killed have left
+        shutil.rmtree(self._folder, ignore_errors=True)
         return report
 
     def _take_part(self) -> Report:

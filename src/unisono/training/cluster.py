@@ -14,7 +14,7 @@ from typing import Any
 from unisono.events import UserError
 from unisono.fabric.seal import make_token
 from unisono.learner.site import COORDINATOR_AT, LEARNER, LEARNERS, TIMEOUT, TOKEN
-from unisono.training.actors import CoordinatorActor, Kind, LearnerActor, Report, sockets_of
+from unisono.training.actors import CoordinatorActor, Kind, LearnerActor, Report, folders_of
 from unisono.training.engine import NODE_LABEL, living_nodes
 from unisono.training.launch import GRACE_S, Outcome
 from unisono.training.work import Work
@@ -83,7 +83,7 @@ class ClusterRun:
             for learner in self._learners.values():
                 self.ray.kill(learner.actor)
             self.ray.kill(self._coordinator)
-            for folder in (self._directory, sockets_of(self._directory.name)):
+            for folder in (self._directory, *folders_of(self._directory.name)):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _start_coordinator(self) -> Any:
