@@ -55,39 +55,37 @@ _MONO = Preparation(tying=Tie.NONE)
 _TIED = Preparation()
 _SPEEDS = Preparation(perturb=True)
 
-_LONG = ("epochs=6", "rate.end=0.02")
-_WIDE = (*_LONG, "network.context=8", "network.dropout=0.2")
-_TDNN = (*_LONG, "model=tdnn", "network.batch_norm=true", "network.steps=[1,2,3,3,3]")
-_LSTM = ("model=lstm", "optimizer=adamw", "rate.start=0.002", "rate.end=0.05", "minibatch=2048")
+_WIDE = ("network.context=8", "network.dropout=0.2", "rate.end=0.02")
+_TDNN = (
+    "model=tdnn",
+    "network.hidden=[256,256,256,256,256]",
+    "network.steps=[1,2,3,3,3]",
+    "network.batch_norm=true",
+    "network.dropout=0.1",
+    "epochs=6",
+    "rate.end=0.02",
+)
+_LSTM = (
+    "model=lstm",
+    "optimizer=adamw",
+    "network.hidden=[512,512]",
+    "network.dropout=0.2",
+    "minibatch=2048",
+    "epochs=5",
+    "rate.start=0.002",
+    "rate.end=0.05",
+)
 
 SYSTEMS = {
-    "dnn": System(_SPEEDS, ()),
-    "dnn, wide": System(_SPEEDS, _WIDE),
-    "dnn, wide, normalised": System(_SPEEDS, (*_WIDE, "network.batch_norm=true")),
-    "tdnn": System(
-        _SPEEDS, (*_TDNN, "network.hidden=[256,256,256,256,256]", "network.dropout=0.1")
-    ),
-    "tdnn, large": System(
-        _SPEEDS, (*_TDNN, "network.hidden=[512,512,512,512,512]", "network.dropout=0.2")
-    ),
-    "tied states": System(_SPEEDS),
-    "lstm": System(
-        _SPEEDS,
-        (*_LSTM, "epochs=5", "network.hidden=[512,512]", "network.dropout=0.2", "network.left=20"),
-    ),
-    "tdnn, ng-sgd": System(
-        _SPEEDS,
-        (
-            *_TDNN,
-            "optimizer=ng-sgd",
-            "network.hidden=[256,256,256,256,256]",
-            "network.dropout=0.1",
-        ),
-    ),
-    "dnn, wide, ng-sgd": System(_SPEEDS, (*_WIDE, "optimizer=ng-sgd")),
     "monophones": System(_MONO),
-    "dnn, one speed": System(_TIED, ()),
-    "dnn, wide, one speed": System(_TIED, (*_WIDE, "epochs=18")),
+    "tied states": System(_TIED),
+    "dnn": System(_TIED, ()),
+    "dnn, wide": System(_TIED, _WIDE),
+    "dnn, three speeds": System(_SPEEDS, ()),
+    "dnn, wide, three speeds": System(_SPEEDS, (*_WIDE, "epochs=6")),
+    "dnn, wide, ng-sgd": System(_SPEEDS, (*_WIDE, "epochs=6", "optimizer=ng-sgd")),
+    "tdnn, three speeds": System(_SPEEDS, _TDNN),
+    "lstm, three speeds": System(_SPEEDS, _LSTM),
 }
 
 

@@ -6,11 +6,15 @@ Learners run on nodes of a Ray cluster that is made on this machine. For each ki
 learners that live through it are counted in the ten seconds before it, and in the ten seconds that
 begin one timeout after it: by then the death has been found, and a newcomer is in the dead one's
 place. Printed is the ratio, kill by kill, and the median.
+
+A step lasts at least ``--pace`` seconds: with fewer cores than learners, the survivors of a death
+would otherwise gain, and lose when a newcomer starts, for want of cores and not of each other.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -21,21 +25,46 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from ray.cluster_utils import Cluster
 
 from unisono.data import synthesise
+from unisono.learner.learner import Learner
 
 WINDOW_S = 10.0
+PACE = "UNISONO_BENCH_PACE"
 WAYS = {
     "averaging": ["averaging", "--set", "agreement.division=dealt"],
     "averaging-drawn": ["averaging", "--set", "agreement.division=drawn"],
 }
 
 
+def setup() -> None:
+    """Called by Ray in each process of the cluster: gives the steps their pace."""
+    pace, step = float(os.environ[PACE]), Learner.step
+
+    def paced(self: Learner, loss: torch.Tensor) -> None:
+        time.sleep(pace)
+        step(self, loss)
+
+    Learner.step = paced  # type: ignore[method-assign]
+
+
+def environment(pace: float) -> dict[str, str]:
+    """For the command, so that Ray calls ``setup``."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    variables = {PACE: str(pace), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    runtime = {"worker_process_setup_hook": "survivors.setup", "env_vars": variables}
+    job = {"runtime_env": runtime}
+    return {**os.environ, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+
+
 class Run:
     """One training run, and the steps that its learners have logged."""
 
-    def __init__(self, folder: Path, address: str, way: str, learners: int, timeout: float) -> None:
+    def __init__(
+        self, folder: Path, address: str, way: str, learners: int, timeout: float, pace: float
+    ) -> None:
         self.out = folder / way
         self._output = (folder / f"{way}.txt").open("w+")
         command = [sys.executable, "-m", "unisono", "train", str(folder / "prep")]
@@ -43,7 +72,9 @@ class Run:
         command += ["--strategy", *WAYS.get(way, [way]), "--epochs", "100000"]
         command += ["--set", "threads=1", "--set", f"timeout_s={timeout}"]
         command += ["--set", "validation.enabled=false", "--set", "checkpoint.every=1000000000"]
-        self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(
+            command, stdout=self._output, stderr=subprocess.STDOUT, env=environment(pace)
+        )
 
     def text(self) -> str:
         """What it has printed."""
@@ -116,7 +147,9 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=10.0, help="timeout_s of the runs")
+    parser.add_argument("--pace", type=float, default=0.02, help="seconds a step, at least")
     options = parser.parse_args()
+    given = (options.learners, options.timeout, options.pace)
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
@@ -126,7 +159,7 @@ def main() -> None:
         try:
             make_data(Path(folder) / "prep")
             for way in options.strategies.split(","):
-                run = Run(Path(folder), cluster.address, way, options.learners, options.timeout)
+                run = Run(Path(folder), cluster.address, way, *given)
                 try:
                     ratios = [
                         measure(run, options.learners, options.timeout)

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unisono.cli.main import main
-from unisono.data import synthesise
+from unisono.data import Prep, synthesise
 from unisono.learner import checkpoint
 from unisono.runs.summary import Summary
 
@@ -55,6 +56,20 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
 
 def is_one_line(text: str, *words: str) -> bool:
     return text.count("\n") == 1 and text.startswith("unisono: ") and all(w in text for w in words)
+
+
+def test_archives_out_and_in(run: Run, prep: Path, tmp_path: Path) -> None:
+    out, again = tmp_path / "archives", tmp_path / "again"
+    assert run("export", prep, "--out", out)[0] == 0
+    status, _, err = run("export", prep, "--out", out)
+    assert status == 2 and is_one_line(err, "exists")
+    given = ["prepare", out, "--features", "kaldi", "--alignments", out / "ali.ark"]
+    status, _, err = run(*given, "--lexicon", out / "utt2spk", "--out", again)
+    assert status == 2 and is_one_line(err, "--alignments")
+    assert run(*given, "--processes", 1, "--out", again)[0] == 0
+    before, after = Prep.open(prep), Prep.open(again)
+    assert np.array_equal(before.frames, after.frames)
+    assert np.array_equal(before.states, after.states)
 
 
 def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) -> None:

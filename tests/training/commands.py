@@ -13,6 +13,14 @@ from pathlib import Path
 
 from unisono.testing.logs import read_logs
 
+WAYS = {
+    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
+    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
+    "gossip": ["gossip-random", "--set", "agreement.every=512"],
+    "server": ["server", "--set", "agreement.push_every=2"],
+}
+"""What follows `--strategy` for four strategies that differ in what a death does to them."""
+
 
 class Command:
     """`unisono ...` as a process of its own, with its children in sight."""

@@ -23,8 +23,12 @@ class RayNodes:
         head = {**_ROOM, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.others: list[Any] = []
-        for _ in range(nodes - 1):
-            self.join()
+        try:
+            for _ in range(nodes - 1):
+                self.join()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -46,24 +50,29 @@ class RayNodes:
         """The processes of this cluster's workers with such a title."""
         found = []
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or title not in _command(entry):
-                continue
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            if self.address in _command(Path("/proc") / parent):
-                found.append(int(entry.name))
+            if entry.name.isdigit() and title in _read(entry / "cmdline"):
+                parent = _read(entry / "stat").rpartition(")")[2].split()[1:2]
+                if parent and self.address in _read(Path("/proc") / parent[0] / "cmdline"):
+                    found.append(int(entry.name))
         return sorted(found)
 
     def coordinator(self) -> int:
         """Its process, as soon as there is one."""
-        until(lambda: bool(self.processes("ray::CoordinatorActor.serve")), what="the coordinator")
-        return self.processes("ray::CoordinatorActor.serve")[0]
+        found: list[int] = []
+
+        def there() -> bool:
+            found[:] = self.processes("ray::CoordinatorActor.serve")
+            return bool(found)
+
+        until(there, what="the coordinator")
+        return found[0]
 
 
-def _command(entry: Path) -> str:
+def _read(path: Path) -> str:
     try:
-        return (entry / "cmdline").read_bytes().decode()
+        return path.read_bytes().decode()
     except OSError:
-        return ""
+        return ""  # it has ended
 
 
 def learners_of(command: Command) -> dict[int, int]:

@@ -93,6 +93,11 @@ def check(across: Across, lost: int) -> None:
     minibatches = -(-frames // config.minibatch) * config.epochs
     assert outcome["minibatches"]["settled"] == minibatches
     assert across.run.model.is_file()
+    left = [e for e in across.run.read_metrics() if e["event"] == "left"]
+    assert len(left) == len(across.learners) - lost
+    for event in left:
+        assert sum(link["bytes"] for link in event["links"]) == event["bytes_sent"] > 0
+        assert all(link["seconds"] > 0 for link in event["links"])
 
 
 @pytest.fixture

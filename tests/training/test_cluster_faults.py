@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from commands import Command, check_coverage, lines_of, summary_of, until
+from commands import WAYS, Command, check_coverage, lines_of, summary_of, until
 from ray_hooks import environment
 from ray_nodes import RayNodes, learners_of
 
@@ -20,14 +20,10 @@ Start = Callable[..., Command]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
-WAYS = {
+EVERY_WAY = WAYS | {
     "allreduce": ["allreduce"],
     "delay-by-one": ["delay-by-one"],
-    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
-    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
     "gossip-fixed": ["gossip-fixed", "--set", "agreement.every=512"],
-    "gossip": ["gossip-random", "--set", "agreement.every=512"],
-    "server": ["server", "--set", "agreement.push_every=2"],
     "averaged-server": ["averaged-server", "--epochs", "1"],
 }
 PACE_S = 0.02
@@ -54,7 +50,7 @@ def start_training(
 ) -> Command:
     plan = environment(pace_s=pace_s, kill=kill, learner=learner, marks=out.parent)
     return start(
-        "train", prep, "--out", out, "--cluster", nodes.address, "--strategy", *WAYS[way],
+        "train", prep, "--out", out, "--cluster", nodes.address, "--strategy", *EVERY_WAY[way],
         "--set", "minibatch=64", "--set", "network.hidden=[128]", "--set", "threads=1",
         "--set", "timeout_s=20", "--set", "validation.enabled=false", *more, environment=plan,
     )  # fmt: skip
@@ -83,7 +79,7 @@ def check(command: Command, out: Path) -> dict[str, object]:
     return summary
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EVERY_WAY)
 def test_a_run_over_nodes(
     start: Start, nodes: RayNodes, prep: Path, tmp_path: Path, way: str
 ) -> None:
@@ -94,7 +90,7 @@ def test_a_run_over_nodes(
     assert len(learners_of(command)) == 3
 
 
-@pytest.mark.parametrize("way", ["dealt", "drawn", "gossip", "server"])
+@pytest.mark.parametrize("way", WAYS)
 def test_all_kinds_of_weather(
     start: Start, nodes: RayNodes, prep: Path, tmp_path: Path, way: str
 ) -> None:

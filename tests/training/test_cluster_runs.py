@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import Command, check_coverage, lines_of, summary_of, until
+from commands import WAYS, Command, check_coverage, lines_of, summary_of, until
 from ray_hooks import PREP_HERE, environment
 from ray_nodes import RayNodes
 
@@ -23,12 +23,6 @@ Start = Callable[..., Command]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
-WAYS = {
-    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
-    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
-    "gossip": ["gossip-random", "--set", "agreement.every=512"],
-    "server": ["server", "--set", "agreement.push_every=2"],
-}
 SMALL = [
     "--set", "minibatch=64", "--set", "network.hidden=[64]", "--set", "threads=1",
     "--set", "timeout_s=20", "--set", "validation.enabled=false",
@@ -167,6 +161,16 @@ def test_the_command_dies_and_the_run_is_resumed(
     assert (out / "model.safetensors").is_file()
 
 
+def test_the_doctor_looks_at_every_node(start: Start, nodes: RayNodes) -> None:
+    command = start("doctor", "--cluster", nodes.address, environment=environment())
+    assert command.wait(100) == 0, command.output()
+    rows = [line.split() for line in command.output().splitlines()]
+    assert sum("torch" in row for row in rows) == 2
+    assert sum("clock" in row for row in rows) == 2
+    (link,) = [row for row in rows if "to" in row and "MB/s" in row]
+    assert float(link[link.index("MB/s") - 1]) > 1
+
+
 class Guarded:
     """A head and a second node as `ray start` makes them, with Ray's token asked for."""
 
@@ -182,18 +186,29 @@ class Guarded:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self._folder = folder
         port = self.address.rpartition(":")[2]
-        self._running = [self._start("head", "--head", "--port", port, "--include-dashboard=false")]
-        until(lambda: "--address=" in (folder / "head.txt").read_text(), what="the head")
-        self._running.append(self._start("other", "--address", self.address))
-        until(lambda: "Ray runtime started" in (folder / "other.txt").read_text(), what="a node")
+        self._running: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start("head", "--head", "--port", port, "--include-dashboard=false")
+            self._start("other", "--address", self.address)
+        except BaseException:
+            self.close()
+            raise
 
-    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *arguments: str) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
         command += ["--object-store-memory=80000000", *arguments]
-        with (self._folder / f"{name}.txt").open("wb") as output:
-            return subprocess.Popen(
+        log = self._folder / f"{name}.txt"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
                 command, env=self.environment, stdout=output, stderr=subprocess.STDOUT
             )
+        self._running.append(process)
+
+        def up() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "Ray runtime started" in log.read_text()
+
+        until(up, what=f"ray start: {log}")
 
     def close(self) -> None:
         for process in reversed(self._running):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command, check_coverage, lines_of, summary_of, until
+from commands import WAYS, Command, check_coverage, lines_of, summary_of, until
 
 Start = Callable[..., Command]
 
@@ -23,14 +23,6 @@ SLOW_TIMEOUT = 60.0
 def later(way: str) -> Any:
     """The same for another way, in the long tests."""
     return pytest.param(way, marks=pytest.mark.long)
-
-
-WAYS = {
-    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
-    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
-    "gossip": ["gossip-random", "--set", "agreement.every=512"],
-    "server": ["server", "--set", "agreement.push_every=2"],
-}
 
 
 def start_training(

@@ -64,7 +64,7 @@ def free_port() -> int:
 
 
 def nodes(start: Start, count: int, arguments: list[str]) -> list[subprocess.Popen[str]]:
-    """Two machines, as far as torchrun can tell."""
+    """Machines, as far as torchrun can tell; the kernel knows better, and messages stay inside."""
     common = ["--nnodes", count, "--nproc-per-node", 1, "--master-addr", "127.0.0.1"]
     common += ["--master-port", free_port()]
     return [start(*common, "--node-rank", n, *arguments) for n in range(count)]
@@ -94,10 +94,13 @@ def test_two_ranks_of_one_machine_train_and_listen_nowhere(
 @pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server", "allreduce"])
 def test_two_machines_train(torchrun: Start, prep: Path, tmp_path: Path, strategy: str) -> None:
     out = tmp_path / "run"
-    agents = nodes(torchrun, 2, train(prep, out, strategy, 2))
+    more = ["--set", f"links.encrypt={'true' if strategy == 'server' else 'false'}"]
+    agents = nodes(torchrun, 2, train(prep, out, strategy, 2, *more))
     outputs = [agent.communicate(timeout=180)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
-    assert "learner 1 listens on 127.0.0.1 (lo)" in outputs[1]
+    how = ", encrypted" if strategy == "server" else ""
+    assert f"learner 1 listens on 127.0.0.1 (lo){how}\n" in outputs[1]
+    assert "slowest     learner" in outputs[0]
     summary = summary_of(out)
     assert (summary["learners"], summary["ended"]) == (2, "finished")
 

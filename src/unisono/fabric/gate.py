@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.events import UserError
 from unisono.fabric.address import Address
-from unisono.fabric.base import Message
+from unisono.fabric.base import Message, Traffic
 from unisono.fabric.buffers import Buffers
 from unisono.fabric.endpoints import Place, address_of, interface_of, route_to, tcp_place
 from unisono.fabric.handshake import SHAKE_S, Answering
@@ -115,6 +115,7 @@ class Gate:
         endpoint: str,
         greeting: dict[str, str],
         changed: threading.Condition,
+        traffic: Traffic,
         on_ready: Callable[[RemoteLine], None],
         on_end: Callable[[RemoteLine], None],
     ) -> RemoteLine:
@@ -127,6 +128,7 @@ class Gate:
             self._buffers,
             {**greeting, "at": str(self.place)},
             changed,
+            traffic,
             on_ready,
             on_end,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unisono.events import UserError
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.base import Member, Message
+from unisono.fabric.base import Member, Message, Traffic
 from unisono.fabric.endpoints import join, local_path
 from unisono.fabric.gate import Gate, Network
 from unisono.fabric.lines import Line, SocketLine, SocketReceiver
@@ -99,6 +99,7 @@ class Host:
         sender: Address,
         to: Member,
         changed: threading.Condition,
+        traffic: Traffic,
         on_ready: Callable[[Line], None],
         on_end: Callable[[Line], None],
     ) -> Line | None:
@@ -117,7 +118,7 @@ class Host:
             return SocketLine(sock, self.reactor, self.slots, greeting, changed, on_ready, on_end)
         if self._gate is None:
             raise UserError(f"{to.address.name} is at {to.endpoint}: on another machine")
-        return self._gate.line(to.endpoint, greeting, changed, on_ready, on_end)
+        return self._gate.line(to.endpoint, greeting, changed, traffic, on_ready, on_end)
 
     def drain(
         self, receiver: Address, senders: set[Address], then: Callable[[], None], *, end: bool

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.base import Body, Cancelled, Gone, Member, Message, View, encode
+from unisono.fabric.base import Body, Cancelled, Gone, Member, Message, Traffic, View, encode
 from unisono.fabric.lines import Line, LoopLine
 from unisono.fabric.parking import check_parking
 from unisono.fabric.ports import Port
@@ -44,7 +44,7 @@ class LocalNode:
         self._reason: BaseException | None = None
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.bytes_sent = 0
+        self.traffic: dict[Address, Traffic] = {}
 
     @property
     def address(self) -> Address:
@@ -184,7 +184,16 @@ class LocalNode:
         line.send(port, data, vector, check if wait else None)
         if vector is not None:
             with self._lock:
-                self.bytes_sent += vector.nbytes
+                self._traffic(to).bytes += vector.nbytes
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of vectors that this node has sent."""
+        with self._lock:
+            return sum(traffic.bytes for traffic in self.traffic.values())
+
+    def _traffic(self, to: Address) -> Traffic:
+        return self.traffic.setdefault(to, Traffic())
 
     def _wait_until_known(self, to: Address, check: Callable[[], None]) -> None:
         """In a run: who is named may be in a view that still lies in another port."""
@@ -281,7 +290,9 @@ class LocalNode:
             return
         coordinator = Member(COORDINATOR, self._endpoints[COORDINATOR])
         found, lost = self._coordinator_found, self._coordinator_lost
-        if self._host.line(self._address, coordinator, self._credit_changed, found, lost) is None:
+        changed, traffic = self._credit_changed, self._traffic(COORDINATOR)
+        line = self._host.line(self._address, coordinator, changed, traffic, found, lost)
+        if line is None:
             self._host.reactor.call_later(_RETRY, self._try_coordinator)
 
     def _coordinator_found(self, line: Line) -> None:
@@ -323,6 +334,7 @@ class LocalNode:
                     self._address,
                     Member(to, self._endpoints[to]),
                     self._credit_changed,
+                    self._traffic(to),
                     lambda line: None,
                     lambda line: self._line_ended(to, line),
                 )

@@ -12,6 +12,7 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from unisono.fabric.address import Address
-from unisono.fabric.base import Message
+from unisono.fabric.base import Message, Traffic
 from unisono.fabric.buffers import Buffers, as_bytes
 from unisono.fabric.credits import Credits, Tally
 from unisono.fabric.endpoints import Place
@@ -36,7 +37,7 @@ _AGAIN_S = 0.05
 _AGAIN_MOST_S = 1.0
 _BYE = b'{"bye":1}'
 _UNSAID = 16
-_UNSAID_BYTES = 256 * 1024
+"""Messages without a vector that have come and are not acknowledged yet."""
 
 
 @dataclass
@@ -65,6 +66,7 @@ class RemoteLine:
         buffers: Buffers,
         greeting: dict[str, str],
         changed: threading.Condition,
+        traffic: Traffic,
         on_ready: Callable[[RemoteLine], None],
         on_end: Callable[[RemoteLine], None],
     ) -> None:
@@ -75,6 +77,9 @@ class RemoteLine:
         self._buffers = buffers
         self._greeting = {**greeting, "session": secrets.token_hex(16)}
         self._changed = changed
+        self._traffic = traffic
+        self._carrying = 0
+        self._carrying_since = 0.0
         self._on_ready = on_ready
         self._on_end = on_end
         self._credits = Credits(changed)
@@ -122,8 +127,16 @@ class RemoteLine:
             name = json.dumps(port).encode()
             kept.head = b'{"n":' + number + b',"p":' + name + place + b',"b":' + data + b"}"
             self._kept.append(kept)
+            self._carry(kept)
             if self._stream is not None:
                 self._stream.write(kept.head, kept.payload)
+
+    def _carry(self, kept: _Kept) -> None:
+        """A vector is on its way. Under the order's lock."""
+        if kept.memory is not None:
+            if self._carrying == 0:
+                self._carrying_since = time.monotonic()
+            self._carrying += 1
 
     def drop(self) -> None:
         """Ends the session at once."""
@@ -214,6 +227,9 @@ class RemoteLine:
         kept.payload = None
         if kept.memory is not None:
             self._buffers.give(kept.memory)
+            self._carrying -= 1
+            if self._carrying == 0:
+                self._traffic.seconds += time.monotonic() - self._carrying_since
 
     def _broken(self, stream: Stream) -> None:
         self._current = None
@@ -284,7 +300,6 @@ class RemoteReceiver:
         self._consumed: dict[str, int] = {}
         self._received = 0
         self._unsaid = 0
-        self._unsaid_bytes = 0
         self._over = False
 
     def attach(self, stream: Stream) -> None:
@@ -341,9 +356,8 @@ class RemoteReceiver:
         count = self._tally.arrive(port)
         with self._lock:
             self._unsaid += 1
-            self._unsaid_bytes += 0 if memory is None else memory.numel()
             self._credit(port, count)
-            if self._unsaid >= _UNSAID or self._unsaid_bytes >= _UNSAID_BYTES:
+            if self._unsaid and (memory is not None or self._unsaid >= _UNSAID):
                 self._say({})
         has_vector = vector is not None
         release = lambda: self._release(port, memory, has_vector)  # noqa: E731
@@ -363,7 +377,7 @@ class RemoteReceiver:
 
     def _say(self, consumed: dict[str, int]) -> None:
         """Tells what came and what was consumed. Under the lock."""
-        self._unsaid = self._unsaid_bytes = 0
+        self._unsaid = 0
         stream = self.stream
         if stream is not None:
             packet = {"r": self._received, "c": consumed}

@@ -64,7 +64,6 @@ class Stream:
         self._payload: memoryview | None = None
         self._memory: torch.Tensor | None = None
         self._filled = self._checked = 0
-        wire.widen()
 
     def start(self) -> None:
         """Begins to read; reactor's thread only."""

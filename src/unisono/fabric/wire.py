@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 
-_BUFFER = 2 * 1024 * 1024
 _IDLE_S = 5
 _PROBES = 3
 SILENCE_S = 8
@@ -35,10 +34,6 @@ class Wire:
     def binding(self) -> bytes:
         """What binds proofs to this channel."""
         return b""
-
-    def widen(self) -> None:
-        """More room for bytes on their way; not for strangers."""
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
     def receive_into(self, room: memoryview) -> int | None:
         """How many bytes came; 0: the end."""

@@ -26,6 +26,7 @@ TIMEOUT = "UNISONO_TIMEOUT"
 COORDINATOR_AT = "UNISONO_COORDINATOR"
 TOKEN = "UNISONO_TOKEN"
 INTERFACE = "UNISONO_INTERFACE"
+ENCRYPT = "UNISONO_ENCRYPT"
 COORDINATOR_SOCKET = "coordinator.sock"
 _NEVER_S = 1e7
 """Alone nobody is held for dead: a process that is stopped stops its coordinator, too."""
@@ -127,7 +128,12 @@ class OnHost:
             return None
         network, coordinator = None, given.get(COORDINATOR_AT, "")
         if coordinator:
-            network = Network.towards(coordinator, given[TOKEN], given.get(INTERFACE, ""))
+            network = Network.towards(
+                coordinator,
+                given.get(TOKEN, ""),
+                given.get(INTERFACE, ""),
+                encrypt=given.get(ENCRYPT, "0") == "1",
+            )
         return cls(
             Path(given[DIRECTORY]) if DIRECTORY in given else None,
             int(given[LEARNER]),

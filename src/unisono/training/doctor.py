@@ -177,4 +177,6 @@ def measure_here(host: str) -> Pair:
 def examine_here() -> list[Finding]:
     """This machine alone."""
     machine = survey()
-    return judge(machine) + judge_company([machine], [0.0], [measure_here(machine.host)])
+    listens = Finding(machine.host, "listens on", "nothing: learners of one machine need no port")
+    pairs = [measure_here(machine.host)]
+    return [*judge(machine), listens, *judge_company([machine], [0.0], pairs)]

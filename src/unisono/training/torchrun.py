@@ -27,7 +27,7 @@ from unisono.fabric.children import Children
 from unisono.fabric.endpoints import Place, address_of, resolve, route_to
 from unisono.fabric.gate import Network
 from unisono.fabric.seal import make_token
-from unisono.learner.site import INTERFACE, TOKEN, OnHost, at_site
+from unisono.learner.site import ENCRYPT, INTERFACE, TOKEN, OnHost, at_site
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
 from unisono.training.coordinate import ENDPOINT, OUTCOME
@@ -73,7 +73,8 @@ def train_as_rank(rank: Rank, config: Config, out: Path, *, resume: bool = False
     signal.signal(signal.SIGTERM, _leave)
     if config.learner_range != (rank.count, rank.count):
         raise UserError(f"torchrun has started {rank.count} processes: leave --learners out")
-    meeting = _Meeting(rank)
+    interface = os.environ.get(INTERFACE) or config.links.interface
+    meeting = _Meeting(rank, interface)
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         if rank.number == 0:
             return _lead(rank, config, out, resume, meeting, Path(folder))
@@ -115,8 +116,9 @@ def _follow(rank: Rank, plan: dict[str, str], config: Config, folder: Path, resu
     """Trains as the learner of this rank."""
     network = None
     if not rank.one_machine:
-        interface = os.environ.get(INTERFACE, "")
-        network = Network.towards(plan["coordinator"], plan["token"], interface)
+        interface = os.environ.get(INTERFACE) or config.links.interface
+        encrypt = config.links.encrypt
+        network = Network.towards(plan["coordinator"], plan["token"], interface, encrypt=encrypt)
     site = OnHost(
         folder,
         rank.number,
@@ -144,7 +146,7 @@ def _start_coordinator(
     command += ["--metrics", str(run.metrics)]
     if address:
         command += ["--address", address]
-    told = {TOKEN: token, "OMP_NUM_THREADS": "1"}
+    told = {TOKEN: token, ENCRYPT: str(int(config.links.encrypt)), "OMP_NUM_THREADS": "1"}
     children.start(_COORDINATOR, command, told)
     noted = folder / ENDPOINT
     while not noted.is_file():
@@ -160,20 +162,21 @@ class _Meeting:
     rank says a word that is new, and is told under that word alone.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, interface: str) -> None:
         self._store, _, _ = next(iter(rendezvous("env://", timeout=_PATIENCE)))
         self._rank = rank
+        self._interface = address_of(interface) if interface else ""
         self._word = secrets.token_hex(8)
         here = {"word": self._word, "node": os.environ.get("GROUP_RANK", "0")}
         if not rank.one_machine:
-            here["address"] = self._interface() or route_to(_master())
+            here["address"] = self._interface or route_to(_master())
         self._store.set(f"unisono/here/{rank.number}", json.dumps(here))
 
     def address(self) -> str:
         """Rank 0: the address that the other machines reach; by the route to one of them."""
         mine = os.environ.get("GROUP_RANK", "0")
         other = next(here for here in self._all() if here["node"] != mine)
-        return self._interface() or route_to(Place(other["address"], 1))
+        return self._interface or route_to(Place(other["address"], 1))
 
     def tell(self, plan: dict[str, str]) -> None:
         """Rank 0: tells all the others, and waits until they have heard it."""
@@ -207,10 +210,6 @@ class _Meeting:
                 f"rank {self._rank.number} has waited {_PATIENCE.total_seconds():g} s for the "
                 "others: see what they say"
             ) from None
-
-    def _interface(self) -> str:
-        interface = os.environ.get(INTERFACE, "")
-        return address_of(interface) if interface else ""
 
 
 def _master() -> Place:

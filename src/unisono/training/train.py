@@ -14,7 +14,7 @@ from unisono.events import UserError
 from unisono.learner.site import Alone, at_site
 from unisono.runs.directory import RunDirectory
 from unisono.runs.report import write_report
-from unisono.runs.summary import Minibatches, Staleness, Summary
+from unisono.runs.summary import Link, Minibatches, Slowest, Staleness, Summary
 from unisono.strategies.registry import make
 from unisono.training.cluster import ClusterRun
 from unisono.training.coordinate import Events, outcome_of
@@ -22,6 +22,7 @@ from unisono.training.engine import cores_for, entered, gpus_for, living_nodes
 from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch, Outcome
 from unisono.training.rates import make_schedule
+from unisono.training.rules import check_recipe, first_learners
 from unisono.training.shapes import open_data
 from unisono.training.work import Training
 from unisono.training.worker import Worker
@@ -60,6 +61,7 @@ def check(config: Config) -> None:
         raise UserError("no prepared data: give the folder that `unisono prepare` made")
     strategy = make(config.strategy_name, config.agreement)
     make_schedule(config)
+    check_recipe(config)
     learners = config.learner_range[1]
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
@@ -89,10 +91,11 @@ def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     outcome = Launch(
         command=command + (["--resume"] if resume else []),
-        learners=config.learner_range[1],
+        learners=first_learners(config),
         timeout=config.timeout_s,
         metrics=run.metrics,
         threads=config.threads_per_learner(os.cpu_count() or 1),
+        wanted=run.read_wanted if first_learners(config) < config.learner_range[1] else None,
     ).run()
     return _result(outcome)
 
@@ -133,10 +136,15 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     left = [e for e in events if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
     last = checks[-1] if checks else {}
-    begun = [e["time"] for e in events if e["event"] == "joined"][: config.first_learners]
+    first = first_learners(config)
+    begun = [e["time"] for e in events if e["event"] == "joined"][:first]
     wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
     examples = sum(e["examples"] for e in left)
     rounds = [e for e in events if e["event"] == "round"]
+    links = [
+        Link(sender=f"learner {e['learner']}", **link) for e in left for link in e.get("links", ())
+    ]
+    measured = [link for link in links if link.seconds > 0]
     return Summary(
         strategy=config.strategy_name,
         learners=config.first_learners,
@@ -153,11 +161,27 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         minibatches=Minibatches(**outcome["minibatches"]),
         rounds=outcome["rounds"] or len(rounds),
         bytes_sent=sum(e["bytes_sent"] for e in left),
+        links=links,
+        slowest_link=min(measured, key=lambda link: link.rate, default=None),
+        slowest_learner=_slowest(events, left),
         staleness=_staleness(rounds),
         learners_lost=len(outcome["lost"]),
-        learners_joined=outcome["joined"] - config.first_learners,
+        learners_joined=outcome["joined"] - first,
         ended="finished" if outcome["over"] else "early",
     )
+
+
+def _slowest(events: list[dict[str, Any]], left: list[dict[str, Any]]) -> Slowest | None:
+    """By what each trained in the time that it did not wait."""
+    joined = {e["learner"]: e["time"] for e in events if e["event"] == "joined"}
+    speeds = []
+    for e in left:
+        waited = e["data_wait_s"] + e["round_wait_s"]
+        computing = e["time"] - joined.get(e["learner"], 0.0) - waited
+        if computing > 0 and e["examples"]:
+            rate = e["examples"] / computing
+            speeds.append(Slowest(learner=e["learner"], examples_per_s=rate))
+    return min(speeds, key=lambda s: s.examples_per_s) if len(speeds) > 1 else None
 
 
 def _staleness(rounds: list[dict[str, Any]]) -> Staleness:
