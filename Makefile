@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WITH_RAY := $(VENV)/.with-ray
 
 .PHONY: demo test test-long lint types bench clean
 
@@ -12,7 +13,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
-test-long: $(READY)
+test-long: $(READY) $(WITH_RAY)
 	$(BIN)/python -m pytest -m long
 
 lint: $(READY)
@@ -29,8 +30,13 @@ bench: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Unisono needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,speech]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $(READY)
+
+# 360 MB that only the long tests need; without them the tests of clusters are skipped.
+$(WITH_RAY): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster]'
+	@touch $(WITH_RAY)
 
 clean:
 	rm -rf $(VENV) demo-run build dist .mypy_cache .pytest_cache .ruff_cache

@@ -52,6 +52,13 @@ class DeviceChoice(str, Enum):
     CUDA = "cuda"
 
 
+class ValidationChoice(str, Enum):
+    """Which speakers a run is checked on."""
+
+    HELDOUT = "heldout"
+    NONE = "none"
+
+
 class ScheduleChoice(str, Enum):
     """How the learning rate goes over a run; see unisono.optim.schedules."""
 
@@ -59,6 +66,19 @@ class ScheduleChoice(str, Enum):
     EXPONENTIAL = "exponential"
     POWER = "power"
     WARMUP = "warmup"
+
+
+def read_range(text: str) -> tuple[int, int]:
+    """Reads `N` or `MIN:MAX`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _RANGE.fullmatch(text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+    return least, most
 
 
 def default_rate(optimizer: OptimizerChoice) -> float:
@@ -212,6 +232,11 @@ class Recipe(Table):
 class Validation(Table):
     """`[validation]`: checks of the consensus on held-out frames."""
 
+    on: ValidationChoice = Field(
+        default=ValidationChoice.HELDOUT,
+        strict=False,
+        description="who is checked: heldout speakers, or none: then they are trained on as well",
+    )
     every: Count = Field(default=0, description="examples between two checks; 0: once an epoch")
     examples: Count = Field(default=20000, description="held-out frames a check, at most; 0: all")
     enabled: bool = Field(default=True, description="check at all")
@@ -228,6 +253,16 @@ class Checkpoint(Table):
         default=0, description="examples between two checkpoints; 0: once an epoch"
     )
     keep: Positive = Field(default=2, description="newest checkpoints kept")
+
+
+class Links(Table):
+    """`[links]`: connections between machines; on one machine there are none."""
+
+    interface: str = Field(
+        default="",
+        description="interface or address to listen on; empty: the one on the way to the others",
+    )
+    encrypt: bool = Field(default=False, description="let nobody else read what travels")
 
 
 class Config(Table):
@@ -272,22 +307,25 @@ class Config(Table):
     recipe: Recipe = Recipe()
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
+    links: Links = Links()
 
     @field_validator("learners", mode="before")
     @classmethod
     def _learners_are_a_range(cls, value: object) -> object:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if isinstance(text, str):
-            found = _RANGE.fullmatch(text)
-            if not found or not 1 <= int(found[1]) <= int(found[2] or found[1]):
-                raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+            read_range(text)
         return text
 
     @property
     def learner_range(self) -> tuple[int, int]:
         """The fewest and the most learners."""
-        least, _, most = self.learners.partition(":")
-        return int(least), int(most or least)
+        return read_range(self.learners)
+
+    @property
+    def first_learners(self) -> int:
+        """How many learners the run begins with: on one host all, on a cluster the fewest."""
+        return self.learner_range[0 if self.cluster else 1]
 
     @property
     def strategy_name(self) -> str:

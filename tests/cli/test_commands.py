@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unisono.cli.main import main
-from unisono.data import synthesise
+from unisono.data import Prep, synthesise
 from unisono.learner import checkpoint
 from unisono.runs.summary import Summary
 
@@ -57,6 +58,20 @@ def is_one_line(text: str, *words: str) -> bool:
     return text.count("\n") == 1 and text.startswith("unisono: ") and all(w in text for w in words)
 
 
+def test_archives_out_and_in(run: Run, prep: Path, tmp_path: Path) -> None:
+    out, again = tmp_path / "archives", tmp_path / "again"
+    assert run("export", prep, "--out", out)[0] == 0
+    status, _, err = run("export", prep, "--out", out)
+    assert status == 2 and is_one_line(err, "exists")
+    given = ["prepare", out, "--features", "kaldi", "--alignments", out / "ali.ark"]
+    status, _, err = run(*given, "--lexicon", out / "utt2spk", "--out", again)
+    assert status == 2 and is_one_line(err, "--alignments")
+    assert run(*given, "--processes", 1, "--out", again)[0] == 0
+    before, after = Prep.open(prep), Prep.open(again)
+    assert np.array_equal(before.frames, after.frames)
+    assert np.array_equal(before.states, after.states)
+
+
 def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     status, text, error = run("train", prep, "--out", out, *QUICK)
@@ -71,7 +86,18 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
 
 
 def test_every_command_has_help(run: Run) -> None:
-    commands = ("demo", "prepare", "train", "decode", "launch", "compare", "bench", "report")
+    commands = (
+        "demo",
+        "synthesize",
+        "prepare",
+        "train",
+        "decode",
+        "launch",
+        "compare",
+        "bench",
+        "report",
+        "doctor",
+    )
     for command in commands:
         status, text, _ = run(command, "--help")
         assert status == 0
@@ -91,7 +117,7 @@ def test_every_command_has_help(run: Run) -> None:
         (["train", "PREP", "--model", "dmn"], ["dmn", "dnn"]),
         (["train", "PREP", "--optimizer", "ng-sdg"], ["optimizer", "ng-sgd"]),
         (["train", "PREP", "--set", "natural_gradient.rank_in=0"], ["natural_gradient.rank_in"]),
-        (["train", "PREP", "--cluster", "auto"], ["cluster"]),
+        (["train", "PREP", "--cluster", "ray://nowhere:1"], ["--cluster", "Ray client"]),
         (["train", "PREP", "--strategy", "solo", "--learners", "2"], ["solo", "2"]),
         (["launch", "nowhere.py"], ["nowhere.py"]),
         (["report", "NOWHERE"], ["NOWHERE"]),

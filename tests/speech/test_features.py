@@ -82,7 +82,7 @@ def test_speaker_normalisation_is_common_to_the_utterances() -> None:
     np.testing.assert_allclose(difference, difference[:1].repeat(7, 0))
 
 
-@pytest.mark.parametrize("kind", list(Features))
+@pytest.mark.parametrize("kind", sorted(set(Features) - {Features.KALDI}))
 @pytest.mark.parametrize("samples", [0, 199, 200, 280, 1000])
 def test_short_and_silent_audio(kind: Features, samples: int) -> None:
     made = compute(kind, np.zeros(samples), 8000)

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from tones import RATE, WORDS, write_tones
+from tones import RATE, write_tones
 
 from unisono.data import Part, Prep
 from unisono.events import UserError
+from unisono.speech.ctm import read_ctm
 from unisono.speech.features import Features, fbank
 from unisono.speech.kit import Kit
 from unisono.speech.prepare import Preparation, Tie, prepare
@@ -50,36 +51,20 @@ def test_word_starts_are_where_they_are(made: tuple[Path, Times, Prep, list[str]
     _, times, prep, _ = made
     kit = Kit.read(prep.path)
     silent = kit.acoustic.topology.first[1]
+    found = read_ctm(prep.path / "words.ctm")
+    assert sorted(found) == prep.table.id
     errors = []
     for u, name in enumerate(prep.table.id):
+        said, spoken = found[name], times[name]
+        assert [t.word for t in said] == [word for word, _ in spoken]
+        errors += [abs(t.start - when) for t, (_, when) in zip(said, spoken, strict=True)]
+        # What lies in words are their phones, and what lies outside is silence.
         states = prep.states[prep.starts[u] : prep.starts[u + 1]]
-        begun = np.flatnonzero(np.diff(np.concatenate([[-1], states])) != 0)
-        phones = np.searchsorted(kit.acoustic.topology.first, states[begun], side="right") - 1
-        local = states[begun] - kit.acoustic.topology.first[phones]
-        starts = [
-            at
-            for at, s, k in zip(begun, states[begun], local, strict=True)
-            if k == 0 and s >= silent
-        ]
-        sounds = _sounds(times[name])
-        assert len(starts) == len(sounds)
-        # A frame's middle is 12.5 ms after its first sample.
-        errors += [
-            abs(at * 0.01 + 0.0125 - when)
-            for at, (_, when) in zip(starts, sounds, strict=True)
-            if when is not None
-        ]
-    assert np.median(errors) <= 0.020
-    assert np.percentile(errors, 90) <= 0.060
-
-
-def _sounds(said: list[tuple[str, float]]) -> list[tuple[str, float | None]]:
-    """The phones of some words; the time of the first of each word is known."""
-    return [
-        (phone, when if n == 0 else None)
-        for word, when in said
-        for n, phone in enumerate(WORDS[word])
-    ]
+        at = 0.01 * np.arange(len(states)) + 0.0125
+        inside = [(at[:, None] > t.start) & (at[:, None] < t.end) for t in said]
+        assert (np.concatenate(inside, axis=1).any(1) == (states >= silent)).all()
+    assert np.median(errors) <= 0.015
+    assert np.percentile(errors, 90) <= 0.030
 
 
 def test_the_kit_comes_back(made: tuple[Path, Times, Prep, list[str]]) -> None:
@@ -112,6 +97,27 @@ def test_speeds_are_other_speakers_and_leave_the_text_alone(
         assert (prep.path / "speech" / file).read_text() == (
             plain.path / "speech" / file
         ).read_text()
+
+
+def test_a_volume_is_an_offset_for_the_network_alone(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    folder, times, plain, _ = made
+    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, volume=True)
+    lexicon = folder / "data" / "lexicon.txt"
+    prep = prepare(folder / "data", lexicon, tmp_path / "prep", how, lambda _: None)
+    np.testing.assert_array_equal(prep.states, plain.states)
+    factors = []
+    for u in range(len(times)):
+        rows = slice(*prep.starts[u : u + 2])
+        offset = prep.frames[rows].astype(float) - plain.frames[rows].astype(float)
+        # A log mel band of samples times f is that of the samples plus 2 log f.
+        factors.append(np.exp(np.median(offset) / 2))
+        assert np.abs(offset - np.median(offset)).max() < 0.05
+    held = plain.utterances_of(Part.HELDOUT)
+    assert all(factors[u] == 1 for u in held)
+    drawn = np.delete(factors, held)
+    assert drawn.min() > 0.12 and drawn.max() < 2.01 and drawn.std() > 0.3
 
 
 def test_a_tree_may_only_add_states(

@@ -174,7 +174,7 @@ def test_settling_what_only_its_learner_has_is_found(monkeypatch: pytest.MonkeyP
 
 def test_silence_about_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the model, and nobody tells of, is trained again."""
-    monkeypatch.setattr(Holding, "forget", lambda self, gone: [])
+    monkeypatch.setattr(Holding, "work_of", lambda self, gone: [])
     promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
     with pytest.raises(AssertionError, match="by the steps of 2 learners"):
         check_schedules(lambda: Server(push_every=2, shards=1), range(400), promises=promises)

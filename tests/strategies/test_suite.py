@@ -118,3 +118,14 @@ def test_looking_ahead_does_not_end_at_the_consensus() -> None:
     make, _, _ = STRATEGIES["lookahead"]
     with pytest.raises(AssertionError, match="final parameters and consensus"):
         check_strategy(make, schedules=0, promises=MOMENTUM)
+
+
+def test_work_of_the_dead_is_noted_until_the_coordinator_knows() -> None:
+    """The holder of a shard is cut off between telling of a dead learner's push and being heard."""
+    make, promises, _ = STRATEGIES["server-waiting"]
+    check_schedules(make, [1380], promises=promises)
+
+
+def test_a_dropped_push_is_trained_again() -> None:
+    make, promises, _ = STRATEGIES["server-bound"]
+    check_schedules(make, [657], promises=promises)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save
 
 pytest.importorskip("kaldifst", reason="the speech extra is not installed")
 sys.path.insert(0, str(Path(__file__).parents[1] / "speech"))
@@ -15,9 +17,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "speech"))
 from tones import write_tones
 
 from unisono.config import load
+from unisono.data import FrameSource, Part, Prep
 from unisono.events import UserError
+from unisono.models import build
+from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.prepare import Preparation, prepare
 from unisono.training.decode import Decoding, decode
+from unisono.training.network import Network
+from unisono.training.shapes import shape_of, source_of
 from unisono.training.train import train
 
 QUICK = ["minibatch=128", "network.hidden=[64]", "epochs=4"]
@@ -52,6 +59,44 @@ def test_words_are_found(place: Path, tmp_path: Path, model: str) -> None:
     assert facts["words"] == sum(len(line.split()) - 1 for line in said)
 
 
+@pytest.mark.parametrize(
+    "model", ["tdnn", *(pytest.param(m, marks=pytest.mark.long) for m in ("lstm", "blstm"))]
+)
+@pytest.mark.timeout(300)
+def test_models_of_chunks_find_words(place: Path, tmp_path: Path, model: str) -> None:
+    sets = [*QUICK, "network.left=10", "network.right=10", "rate.start=0.1", "threads=1"]
+    run = tmp_path / "run"
+    train(load(None, sets, {"prep": str(place / "prep"), "model": model}), run)
+    score = decode(run, place / "test", tmp_path / "out", Decoding(), lambda _: None)
+    assert score is not None and score.errors.rate < 0.1
+
+
+@pytest.mark.parametrize("model", ["dnn", "tdnn", "lstm", "blstm"])
+def test_whole_utterances_are_heard_as_in_training(place: Path, tmp_path: Path, model: str) -> None:
+    sets = ["network.hidden=[16]", "network.left=7", "network.right=4", "network.context=3"]
+    config = load(None, [*sets, "network.delay=2"], {"prep": str(place / "prep"), "model": model})
+    run, prep = RunDirectory.create(tmp_path / "run", config), Prep.open(place / "prep")
+    shape = shape_of(config, prep)
+    built = build(model, seed=3, **shape).eval()
+    write_atomically(run.model, save(built.state_dict()))
+    described = {"model": model, **shape, "context": 3, "chunk": 32, "prep": ""}
+    write_atomically(run.model_description, json.dumps(described).encode())
+    network = Network(run)
+    trained = source_of(config, prep, Part.TRAIN, built, None)
+    plain = FrameSource(prep, Part.TRAIN, context=0)
+    for utterance in (0, 5):
+        heard = network.log_posteriors(plain.whole(utterance)[0].numpy())
+        with torch.no_grad():
+            expected = built(trained.whole(utterance)[0]).flatten(0, -2).log_softmax(1)
+        assert np.abs(heard - expected.numpy()).max() < 1e-4
+    if model in ("dnn", "tdnn"):  # cut in pieces: not heard
+        everything = torch.cat([x for x, _ in plain.batches(1000)]).numpy()
+        assert len(everything) > 4096
+        around = everything[4096 - 50 : 4096 + 50]
+        apart = network.log_posteriors(around)[20:-20]
+        assert np.abs(network.log_posteriors(everything)[4066:4126] - apart).max() < 1e-4
+
+
 def test_a_run_is_decoded_without_its_prep_and_remembers_what_it_tuned(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +120,33 @@ def test_an_arpa_file_of_the_users_own(place: Path, tmp_path: Path) -> None:
     assert decode(place / "run", place / "test", out, how, lambda _: None) is not None
     found = {word for line in (out / "hyp.txt").open() for word in line.split()[1:]}
     assert found == {"io", "uya"}
+
+
+def test_a_model_of_everybody_tunes_on_nobody(place: Path, tmp_path: Path) -> None:
+    """Its settings are the defaults, or those of a run that held speakers out."""
+    flags = {"prep": str(place / "prep"), "validation.on": "none"}
+    summary = train(load(None, QUICK, flags), tmp_path / "all")
+    prep = Prep.open(place / "prep")
+    frames = prep.frames_of(Part.TRAIN) + prep.frames_of(Part.HELDOUT)
+    assert prep.frames_of(Part.HELDOUT) > 0 and summary.examples == 4 * frames
+    assert summary.validation_logprob is None
+    assert not (tmp_path / "all" / "speech" / "heldout.npz").exists()
+    lines: list[str] = []
+    score = decode(tmp_path / "all", place / "test", tmp_path / "a", Decoding(), lines.append)
+    assert score is not None and score.errors.rate < 0.05
+    assert any("not tuned" in line for line in lines)
+    facts = json.loads((tmp_path / "a" / "score.json").read_text())
+    assert (facts["acoustic_scale"], facts["insertion_penalty"]) == (0.1, 0)
+    assert facts["tuning"]["words"] == 0
+    (tmp_path / "like").mkdir()
+    settings = {"acoustic_scale": 0.2, "insertion_penalty": -1.5}
+    (tmp_path / "like" / "score.json").write_text(json.dumps(settings))
+    how = Decoding(like=tmp_path / "like")
+    decode(tmp_path / "all", place / "test", tmp_path / "b", how, lines.append)
+    assert json.loads((tmp_path / "b" / "score.json").read_text()).items() >= settings.items()
+    with pytest.raises(UserError, match="no scale"):
+        how = Decoding(like=tmp_path / "all")
+        decode(tmp_path / "all", place / "test", tmp_path / "c", how, lines.append)
 
 
 def test_priors_are_mean_posteriors(place: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from unisono.config import load
 from unisono.events import UserError
+from unisono.training.rates import rate_factor
 from unisono.training.variants import Plan, Variant, plan_comparison, read_rates, read_variants
 
 
@@ -47,8 +48,22 @@ def test_the_rest_of_the_configuration_is_the_same_for_all() -> None:
     told = {"strategy", "learners", "seed", "rate", "agreement", "validation"}
     for job in plan.jobs(Path("out")):
         assert job.config.model_dump(exclude=told) == expected.model_dump(exclude=told)
-        rate = job.config.rate.model_copy(update={"start": 0.0})
+        rate = job.config.rate.model_copy(update={"start": 0.0, "most": expected.rate.most})
         assert rate == expected.rate
+
+
+def test_a_multiple_multiplies_what_the_rule_makes_of_the_rate() -> None:
+    """Also where the rule is cut off: 4 learners at 0.05 may have 0.1, and half of it is 0.05."""
+    jobs = make_plan(rates="0.5,1,2", seeds=1).jobs(Path("out"))
+    rates = {
+        (job.variant.name, job.rate): job.config.start_rate * rate_factor(job.config)
+        for job in jobs
+    }
+    for name in ("solo", "averaging"):
+        rule = rates[name, 1]
+        assert rates[name, 0.5] == pytest.approx(0.5 * rule)
+        assert rates[name, 2] == pytest.approx(2 * rule)
+    assert rates["averaging", 1] == pytest.approx(0.1)
 
 
 def test_solo_may_be_said() -> None:
@@ -84,6 +99,7 @@ def test_rates_are_sorted_numbers_above_zero() -> None:
         ("strategy=solo", "--strategies"),
         ("agreement.every=4", "averaging:every=VALUE"),
         ("validation.enabled=false", "nothing can be compared"),
+        ("validation.on=none", "nothing can be compared"),
         ("epoch=3", "unknown key"),
     ],
 )

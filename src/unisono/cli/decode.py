@@ -24,6 +24,10 @@ def decode(
         Path | None, typer.Option(help="An ARPA language model.  [default: the prepared one]")
     ] = None,
     order: Annotated[int, typer.Option(help="Longest n-grams used, in words; 0: all.", min=0)] = 0,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Scale and price of a word as in this folder of another decode."),
+    ] = None,
     resample: Annotated[
         bool, typer.Option("--resample", help="Convert audio of other sample rates.")
     ] = False,
@@ -38,6 +42,7 @@ def decode(
         intake=Intake(resample=resample, channel=channel, allow_pipes=allow_pipes),
         language=lm,
         order=order,
+        like=like,
         processes=processes or os.cpu_count() or 1,
     )
     score = training.decode(run, data, out, how, typer.echo)

@@ -10,9 +10,12 @@ from unisono.cli.bench import bench
 from unisono.cli.compare import compare
 from unisono.cli.decode import decode
 from unisono.cli.demo import demo
+from unisono.cli.doctor import doctor
+from unisono.cli.export import export
 from unisono.cli.launch import launch
 from unisono.cli.prepare import prepare
 from unisono.cli.report import report
+from unisono.cli.synthesize import synthesize
 from unisono.cli.train import train
 from unisono.coordinator.client import Abandoned
 from unisono.events import UserError
@@ -24,12 +27,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(synthesize)
 app.command()(prepare)
 app.command()(train)
 app.command()(decode)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.command()(compare)
+app.command()(export)
 app.command()(bench)
+app.command()(doctor)
 app.command()(report)
 
 

@@ -12,6 +12,7 @@ from unisono.data import Part, Prep, convert_frames
 from unisono.events import UserError
 from unisono.speech.checks import Intake
 from unisono.speech.features import Features
+from unisono.speech.given import prepare_given
 from unisono.speech.lexicon import Oov
 from unisono.speech.prepare import Preparation, Tie
 from unisono.speech.prepare import prepare as prepare_speech
@@ -30,7 +31,13 @@ def prepare(
         Path | None,
         typer.Option(help="Instead of DATA: frames and states made elsewhere, a .npz."),
     ] = None,
-    features: Annotated[Features, typer.Option(help="What the network hears.")] = Features.FBANK,
+    features: Annotated[
+        Features, typer.Option(help="What the network hears; kaldi: what feats.scp points to.")
+    ] = Features.FBANK,
+    alignments: Annotated[
+        Path | None,
+        typer.Option(help="A state a frame made elsewhere, Kaldi .scp or archive; no lexicon."),
+    ] = None,
     lm: Annotated[
         Path | None, typer.Option(help="An ARPA language model.  [default: of the text]")
     ] = None,
@@ -55,6 +62,12 @@ def prepare(
     perturb: Annotated[
         bool, typer.Option("--perturb", help="Train at 0.9 and 1.1 times the speed, too.")
     ] = False,
+    perturb_volume: Annotated[
+        bool,
+        typer.Option(
+            "--perturb-volume", help="The network hears training at 1/8 to 2 times the volume."
+        ),
+    ] = False,
     tying: Annotated[
         Tie, typer.Option(help="States of phones in context: not told apart, or by a tree.")
     ] = Tie.TREE,
@@ -72,8 +85,8 @@ def prepare(
         prep = convert_frames(frames, out, heldout_share=heldout, seed=seed)
     else:
         assert data is not None
-        if lexicon is None:
-            raise UserError("a data directory needs a lexicon: give --lexicon FILE")
+        if (lexicon is None) == (alignments is None):
+            raise UserError("a data directory needs --lexicon FILE, or --alignments FILE instead")
         intake = Intake(
             rate=rate, channel=channel, resample=resample, allow_pipes=allow_pipes, oov=oov
         )
@@ -86,11 +99,16 @@ def prepare(
             language=lm,
             order=order,
             perturb=perturb,
+            volume=perturb_volume,
             heldout=heldout,
             seed=seed,
             processes=processes or os.cpu_count() or 1,
         )
-        prep = prepare_speech(data, lexicon, out, how, typer.echo)
+        if alignments is not None:
+            prep = prepare_given(data, alignments, out, how, typer.echo)
+        else:
+            assert lexicon is not None
+            prep = prepare_speech(data, lexicon, out, how, typer.echo)
     _tell(prep, out)
 
 

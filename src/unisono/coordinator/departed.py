@@ -11,11 +11,15 @@ class Departed:
     """Whose leases may not be given out again yet.
 
     Work of one who is gone may be in an agreement that is not resolved, or, where each settles by
-    its own word, in the models of others, who have still to tell of it: its witnesses.
+    its own word, in the models of others, who have still to tell of it: its witnesses. A witness
+    that goes without a word may have sent the model on before, to others who had told all they
+    knew by then. So what it owed is known when everybody has told of *it*, after its last message.
     """
 
     def __init__(self) -> None:
         self._witnesses: dict[Address, set[Address]] = {}
+        self._after: dict[Address, set[Address]] = {}
+        """Witnesses that went without a word."""
 
     @property
     def held(self) -> list[Address]:
@@ -24,9 +28,11 @@ class Departed:
 
     def add(self, who: Address, witnesses: Iterable[Address]) -> None:
         """A member is gone; it is nobody's witness any more."""
-        self._witnesses[who] = set(witnesses)
-        for waited_for in self._witnesses.values():
-            waited_for.discard(who)
+        for gone, waited_for in self._witnesses.items():
+            if who in waited_for:
+                waited_for.discard(who)
+                self._after[gone].add(who)
+        self._witnesses[who], self._after[who] = set(witnesses), set()
 
     def close(self, gone: Address, witness: Address) -> None:
         """The witness has told all that it has of one that is gone."""
@@ -34,7 +40,11 @@ class Departed:
 
     def freed(self, may_contain: Callable[[Address], bool]) -> list[Address]:
         """Those of whom all is known, once; ``may_contain``: whether an agreement may have more."""
-        free = [w for w in sorted(self._witnesses) if not self._witnesses[w] and not may_contain(w)]
-        for who in free:
-            del self._witnesses[who]
-        return free
+        found: list[Address] = []
+        # Those that others wait for went later: from the last to the first, one pass is enough.
+        for who in reversed(list(self._witnesses)):
+            waits = self._witnesses[who] or self._after[who] & set(self._witnesses)
+            if not waits and not may_contain(who):
+                del self._witnesses[who], self._after[who]
+                found.append(who)
+        return sorted(found)

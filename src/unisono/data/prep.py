@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -96,6 +96,11 @@ class Prep:
         """How many frames a part has."""
         numbers = self.utterances_of(part)
         return int((self.starts[numbers + 1] - self.starts[numbers]).sum())
+
+    def joined(self) -> Prep:
+        """The same with the held-out utterances among those to train on."""
+        parts = [Part.TRAIN if part is Part.HELDOUT else part for part in self.table.part]
+        return replace(self, table=self.table.model_copy(update={"part": parts}))
 
     def verify(self) -> None:
         """Computes the fingerprint again from everything on disk.

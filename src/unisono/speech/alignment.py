@@ -36,6 +36,19 @@ class Schedule:
     realign: frozenset[int]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Aligned:
+    """The best path of an utterance.
+
+    Attributes:
+        states: The state of each frame.
+        words: The place in the transcript of the word that each frame is of; -1: of none.
+    """
+
+    states: Ints
+    words: Ints
+
+
 MONOPHONES = Schedule(
     passes=40,
     growing=30,
@@ -94,7 +107,6 @@ class Trainer:
         model: Acoustic,
         utterances: Sequence[int],
         *,
-        different: Sequence[int],
         most: int,
         gaussians: int,
     ) -> Acoustic:
@@ -103,16 +115,18 @@ class Trainer:
         Args:
             model: Monophones, whose alignment the tree is grown from.
             utterances: What to train on.
-            different: Those that the tree is grown from. Copies of an utterance would count as
-                evidence again and again, and the tree would grow too large.
             most: States, at most.
             gaussians: Gaussians in all, where there are frames enough for so many.
         """
         frames, starts = np.load(self._spoken.file, mmap_mode="r"), self._spoken.starts
         aligned = self.align(model, utterances)
-        contexts = {u: contexts_of(s, model.topology) for u, s in aligned.items() if s is not None}
+        contexts = {
+            u: contexts_of(path.states, model.topology)
+            for u, path in aligned.items()
+            if path is not None
+        }
         counted = count_contexts(
-            (frames[starts[u] : starts[u + 1]], contexts[u]) for u in different if u in contexts
+            (frames[starts[u] : starts[u + 1]], contexts[u]) for u in utterances if u in contexts
         )
         tying = grow_tying(counted, model.topology, most)
         self._say(f"{len(counted.phone)} states in context are tied to {tying.states}")
@@ -161,16 +175,17 @@ class Trainer:
             )
         return self._with_silence(model, blocks)
 
-    def align(self, model: Acoustic, utterances: Sequence[int]) -> dict[int, Ints | None]:
-        """The state of each frame of each utterance; None where no path fits."""
-        aligned: dict[int, Ints | None] = {}
+    def align(self, model: Acoustic, utterances: Sequence[int]) -> dict[int, Aligned | None]:
+        """The best path of each utterance; None where no path fits."""
+        aligned: dict[int, Aligned | None] = {}
         for block, done in self._pass(model, self._blocks(utterances)):
+            assert done.found is not None
             at = 0
-            for u in block:
-                size = self._length(u)
-                own = done.states[at : at + size]
-                aligned[u] = own if own[0] >= 0 else None
-                at += size
+            for u, reached in zip(block, done.found.reached, strict=True):
+                own = slice(at, at + self._length(u))
+                path = Aligned(states=done.states[own], words=done.found.words[own])
+                aligned[u] = path if reached else None
+                at = own.stop
         return aligned
 
     def _with_silence(self, model: Acoustic, blocks: Sequence[tuple[int, ...]]) -> Acoustic:

@@ -17,6 +17,8 @@ class Reason(Enum):
     NO_AUDIO = "no audio of that name"
     PIPE = "a command instead of a file (--allow-pipes runs it)"
     UNREADABLE = "audio that cannot be read"
+    UNREADABLE_FEATURES = "features that cannot be read"
+    DIMENSION = "features of another dimension"
     RATE = "another sample rate (--resample converts it)"
     CHANNEL = "the audio lacks the channel"
     SEGMENT = "a segment outside its recording"
@@ -24,6 +26,7 @@ class Reason(Enum):
     NO_TEXT = "no transcript, or an empty one"
     UNKNOWN_WORD = "words without pronunciation (--oov map keeps them)"
     TOO_SHORT = "audio too short for its text"
+    NO_ALIGNMENT = "no alignment that fits its frames"
     NO_PATH = "no path through the text fits the audio"
 
 
@@ -66,11 +69,15 @@ class SetAside:
             lines.append(f"{len(self._words)} words without pronunciation: {words}")
         return lines
 
-    def write(self, path: Path) -> None:
-        """Writes everything: an utterance a line, then the words without pronunciation."""
+    def text(self) -> str:
+        """Everything: an utterance a line, then the words without pronunciation."""
         lines = [
             f"{name}\t{reason.value}\t{detail}".rstrip()
             for name, (reason, detail) in sorted(self._entries.items())
         ]
         lines += [f"#word\t{word}\t{n}" for word, n in sorted(self._words.items())]
-        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return "".join(line + "\n" for line in lines)
+
+    def write(self, path: Path) -> None:
+        """Writes that text."""
+        path.write_text(self.text(), encoding="utf-8")

@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 from unisono.speech.aside import Reason
 from unisono.speech.datadir import Utterance
 from unisono.speech.packages import package
+from unisono.speech.spectrum import frame_count
 
 Samples = NDArray[np.float64]
 
 LOWEST_RATE = 8000
+HIGHEST_RATE = 384_000
+"""Beyond it a header is broken, and windows of 25 ms would fill the memory."""
 _SCALE = 32768.0
+_BLOCK = 1 << 20
 _COMMAND_TIMEOUT_S = 300
 # A segment may end this much after its recording: times in segments are rounded.
 _SLACK_S = 0.1
@@ -61,6 +65,14 @@ class Reader:
         first, last = _bounds(utterance, frames, rate)
         return int((last - first) * self.rate / (rate * utterance.speed))
 
+    def frames(self, utterance: Utterance) -> int:
+        """The frames that the utterance's samples make (0 for a command).
+
+        Raises:
+            BadAudioError: It cannot be used.
+        """
+        return frame_count(self.length(utterance), self.rate)
+
     def read(self, utterance: Utterance) -> Samples:
         """The utterance's samples, at the scale of 16-bit integers.
 
@@ -70,17 +82,16 @@ class Reader:
         soundfile = package("soundfile")
         source: Any = utterance.audio
         if utterance.is_command:
-            source = io.BytesIO(_run(utterance.audio[:-1]))
+            source = io.BytesIO(run_command(utterance.audio[:-1]))
         try:
             with soundfile.SoundFile(source) as file:
                 rate = int(file.samplerate)
                 self._check(rate, int(file.channels))
                 first, last = _bounds(utterance, int(file.frames), rate)
                 file.seek(first)
-                block = file.read(last - first, dtype="float64", always_2d=True)
+                samples = _read(file, last - first, self.channel)
         except (soundfile.SoundFileError, OSError, RuntimeError, ValueError) as error:
             raise _unreadable(error) from None
-        samples: Samples = block[:, self.channel] * _SCALE
         if not len(samples):
             raise BadAudioError(Reason.UNREADABLE, "it holds no samples")
         if not np.isfinite(samples).all():
@@ -93,8 +104,10 @@ class Reader:
     def _check(self, rate: int, channels: int) -> None:
         if rate != self.rate and not self.resample:
             raise BadAudioError(Reason.RATE, f"{rate} Hz, not {self.rate} Hz")
-        if rate < LOWEST_RATE:
-            raise BadAudioError(Reason.RATE, f"{rate} Hz; at least {LOWEST_RATE} Hz are needed")
+        if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            raise BadAudioError(
+                Reason.RATE, f"{rate} Hz, outside of {LOWEST_RATE} to {HIGHEST_RATE} Hz"
+            )
         if self.channel >= channels:
             raise BadAudioError(
                 Reason.CHANNEL, f"{channels} channels, none numbered {self.channel}"
@@ -120,17 +133,37 @@ def probe(path: str) -> tuple[int, int, int]:
 
 def _bounds(utterance: Utterance, frames: int, rate: int) -> tuple[int, int]:
     """The first sample of an utterance in its recording, and the one past its last."""
-    first = round(utterance.start * rate)
-    last = frames if utterance.end is None else round(utterance.end * rate)
-    if first >= frames or last > frames + _SLACK_S * rate:
+    length = frames / rate
+    end = length if utterance.end is None else utterance.end
+    # Compared in seconds: a time beyond all numbers of samples cannot be made one.
+    if utterance.start >= length or end > length + _SLACK_S:
         raise BadAudioError(
             Reason.SEGMENT,
-            f"{utterance.start:g} to {utterance.end} s of a recording of {frames / rate:.2f} s",
+            f"{utterance.start:g} to {end:g} s of a recording of {length:.2f} s",
         )
-    return first, min(last, frames)
+    first = round(utterance.start * rate)
+    return first, frames if utterance.end is None else min(round(end * rate), frames)
 
 
-def _run(command: str) -> bytes:
+def _read(file: Any, count: int, channel: int) -> Samples:
+    """Reads a channel, as many samples as there are, whatever the header promises."""
+    blocks = [np.zeros(0)]
+    size = _BLOCK // int(file.channels)
+    while count > 0:
+        block = file.read(min(count, size), dtype="float64", always_2d=True)
+        if not len(block):
+            break
+        blocks.append(block[:, channel] * _SCALE)
+        count -= len(block)
+    return np.concatenate(blocks)
+
+
+def run_command(command: str) -> bytes:
+    """What a command writes.
+
+    Raises:
+        BadAudioError: It fails, or takes longer than 5 minutes.
+    """
     try:
         done = subprocess.run(
             command, shell=True, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=True

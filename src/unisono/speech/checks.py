@@ -8,10 +8,10 @@ from pathlib import Path
 
 from unisono.events import UserError
 from unisono.speech.aside import Reason, SetAside
-from unisono.speech.audio import LOWEST_RATE, BadAudioError, Reader, probe
+from unisono.speech.audio import HIGHEST_RATE, LOWEST_RATE, BadAudioError, Reader, probe
 from unisono.speech.datadir import Utterance, nothing_usable, read_data
 from unisono.speech.lexicon import UNKNOWN, Lexicon, Oov
-from unisono.speech.spectrum import frame_count
+from unisono.speech.stored import Stored, shape_of
 from unisono.speech.topology import FEWEST_FRAMES
 
 
@@ -39,35 +39,55 @@ class Checked:
     """A corpus that was looked over: its usable utterances, how to read them, and the rest."""
 
     utterances: list[Utterance]
-    reader: Reader
+    reader: Reader | Stored
     aside: SetAside
 
 
-def check_data(folder: Path, intake: Intake, lexicon: Lexicon | None) -> Checked:
-    """Looks over a data directory: every text, and the header of every audio file.
+def check_data(
+    folder: Path,
+    intake: Intake,
+    lexicon: Lexicon | None,
+    *,
+    stored: bool = False,
+    dimension: int = 0,
+) -> Checked:
+    """Looks over a data directory: every text, and the header of every audio file or archive.
 
     Args:
         folder: The data directory.
         intake: What is accepted.
         lexicon: To check transcripts with; None: they are not needed, and not checked.
+        stored: Whether features made elsewhere are used, not audio.
+        dimension: Their dimension; 0: the commonest one of the corpus.
 
     Raises:
         UserError: A file of the directory cannot be read, or no utterance can be used.
     """
     aside = SetAside()
     utterances = read_data(
-        folder, aside, transcribed=lexicon is not None, allow_pipes=intake.allow_pipes
+        folder,
+        aside,
+        transcribed=lexicon is not None,
+        allow_pipes=intake.allow_pipes,
+        features=stored,
     )
     if lexicon is not None:
         utterances = _check_words(utterances, lexicon, intake.oov, aside)
-    rate = intake.rate or _commonest_rate(utterances)
-    if rate < LOWEST_RATE:
-        raise UserError(f"{folder}: {rate} Hz is too low a sample rate; {LOWEST_RATE} or more")
-    reader = Reader(rate=rate, channel=intake.channel, resample=intake.resample)
+    reader: Reader | Stored
+    if stored:
+        reader = Stored(dimension=dimension or _commonest_dimension(utterances))
+    else:
+        rate = intake.rate or _commonest_rate(utterances)
+        if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            raise UserError(
+                f"{folder}: a sample rate of {rate} Hz cannot be used; "
+                f"{LOWEST_RATE} to {HIGHEST_RATE}"
+            )
+        reader = Reader(rate=rate, channel=intake.channel, resample=intake.resample)
     usable = []
     for utterance in utterances:
         try:
-            frames = frame_count(reader.length(utterance), rate)
+            frames = reader.frames(utterance)
         except BadAudioError as bad:
             aside.add(utterance.id, bad.reason, bad.detail)
             continue
@@ -113,11 +133,27 @@ def _commonest_rate(utterances: list[Utterance]) -> int:
     for utterance in utterances:
         if not utterance.is_command:
             try:
-                counts[probe(utterance.audio)[1]] += 1
+                rate = probe(utterance.audio)[1]
             except BadAudioError:
                 continue
+            if LOWEST_RATE <= rate <= HIGHEST_RATE:
+                counts[rate] += 1
     if not counts:
         if any(utterance.is_command for utterance in utterances):
             raise UserError("commands in wav.scp do not tell their sample rate: give --rate")
         return LOWEST_RATE
     return max(counts, key=lambda rate: (counts[rate], rate))
+
+
+def _commonest_dimension(utterances: list[Utterance]) -> int:
+    """The dimension of most utterances' features; where there is a tie, the highest of them."""
+    counts: Counter[int] = Counter()
+    for utterance in utterances:
+        if not utterance.is_command:
+            try:
+                counts[shape_of(utterance)[1]] += 1
+            except BadAudioError:
+                continue
+    if not counts and any(utterance.is_command for utterance in utterances):
+        raise UserError("commands alone in feats.scp do not tell the dimension: give archives")
+    return max(counts, key=lambda size: (counts[size], size), default=1)

@@ -19,10 +19,12 @@ class Utterance:
         speaker: Who says it.
         words: What is said; empty where nobody asked for transcripts.
         recording: The name of the recording that holds it.
-        audio: The recording's file, or a command that ends in `|` and writes it.
+        audio: The recording's file, or where its features are in an archive, or a command that
+            ends in `|` and writes either.
         start: Where it begins in the recording, in seconds.
         end: Where it ends, in seconds; None: with the recording.
         speed: How many times as fast as it was recorded it is played, pitch and all.
+        volume: How many times as loud as it was recorded the network hears it.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Utterance:
     start: float = 0.0
     end: float | None = None
     speed: float = 1.0
+    volume: float = 1.0
 
     def at_speed(self, speed: float) -> Utterance:
         """The same at another speed, by what sounds like another speaker."""
@@ -46,7 +49,12 @@ class Utterance:
 
 
 def read_data(
-    folder: Path, aside: SetAside, *, transcribed: bool, allow_pipes: bool = False
+    folder: Path,
+    aside: SetAside,
+    *,
+    transcribed: bool,
+    allow_pipes: bool = False,
+    features: bool = False,
 ) -> list[Utterance]:
     """Reads `wav.scp`, `utt2spk`, and where they are there or needed `segments` and `text`.
 
@@ -57,6 +65,7 @@ def read_data(
         aside: Takes the utterances that cannot be used.
         transcribed: Whether utterances without a transcript are set aside.
         allow_pipes: Whether wav.scp may hold commands.
+        features: Whether to read `feats.scp`, a line an utterance, instead of audio.
 
     Returns:
         The usable utterances, in the order of their names.
@@ -66,11 +75,12 @@ def read_data(
     """
     if not folder.is_dir():
         raise UserError(f"no data directory at {folder}")
-    recordings = _read_table(folder / "wav.scp", aside)
+    source = "feats.scp" if features else "wav.scp"
+    recordings = _read_table(folder / source, aside)
     speakers = _read_table(folder / "utt2spk", aside)
     has_text = transcribed or (folder / "text").is_file()
     texts = _read_table(folder / "text", aside) if has_text else {}
-    if (folder / "segments").is_file():
+    if (folder / "segments").is_file() and not features:
         pieces = _read_segments(folder / "segments", aside)
     else:
         pieces = {name: (name, 0.0, None) for name in recordings}
@@ -82,7 +92,7 @@ def read_data(
         audio = recordings.get(recording, "")
         words = tuple(texts.get(name, "").split())
         if not audio:
-            aside.add(name, Reason.NO_AUDIO, f"wav.scp has nothing for {recording}")
+            aside.add(name, Reason.NO_AUDIO, f"{source} has nothing for {recording}")
         elif audio.endswith("|") and not allow_pipes:
             aside.add(name, Reason.PIPE, audio)
         elif not speakers.get(name, "").split():

@@ -13,7 +13,8 @@ from unisono.speech.audio import BadAudioError, Reader
 from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance
 from unisono.speech.deltas import add_deltas
-from unisono.speech.features import Features, compute, mfcc
+from unisono.speech.features import Features, cepstra_of, compute, mfcc
+from unisono.speech.stored import Stored
 
 Frames = NDArray[np.float32]
 Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -36,7 +37,7 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    reader: Reader
+    reader: Reader | Stored
     kind: Features
 
 
@@ -45,19 +46,24 @@ def _same(job: _Job) -> _Job:
 
 
 def _hear(job: _Job, utterance: Utterance) -> Heard | tuple[Reason, str]:
+    reader = job.reader
     try:
-        samples = job.reader.read(utterance)
+        if isinstance(reader, Stored):
+            features = reader.read(utterance)
+            return Heard(network=features, cepstra=cepstra_of(features))
+        samples = reader.read(utterance)
     except BadAudioError as bad:
         return bad.reason, bad.detail
+    louder = samples * utterance.volume
     return Heard(
-        network=compute(job.kind, samples, job.reader.rate).astype(np.float32),
-        cepstra=mfcc(samples, job.reader.rate, energy=False).astype(np.float32),
+        network=compute(job.kind, louder, reader.rate).astype(np.float32),
+        cepstra=mfcc(samples, reader.rate, energy=False).astype(np.float32),
     )
 
 
 def hear(
     utterances: Sequence[Utterance],
-    reader: Reader,
+    reader: Reader | Stored,
     kind: Features,
     aside: SetAside,
     *,

@@ -6,12 +6,15 @@ from enum import Enum
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.speech.deltas import add_deltas
 from unisono.speech.pitch import pitch, process
 from unisono.speech.spectrum import TINY, Array, band_centres, mel_bank, spectra
 
 _LIFTER = 22
+_CEPSTRA = 13
+_MOST_CEPSTRA = 20
 _LPC_ORDER = 12
 _COMPRESSION = 0.33333
 
@@ -23,10 +26,12 @@ class Features(str, Enum):
     MFCC = "mfcc"
     PLP = "plp"
     PLP_PITCH = "plp-pitch"
+    KALDI = "kaldi"
+    """Made elsewhere: archives that `feats.scp` of a data directory points to."""
 
 
 def compute(kind: Features, samples: Array, rate: int) -> Array:
-    """Computes the features of an utterance: frames x dimensions."""
+    """Computes the features of an utterance: frames x dimensions; `KALDI` cannot be computed."""
     makers = {
         Features.FBANK: fbank,
         Features.MFCC: mfcc,
@@ -34,6 +39,18 @@ def compute(kind: Features, samples: Array, rate: int) -> Array:
         Features.PLP_PITCH: plp_pitch,
     }
     return makers[kind](samples, rate)
+
+
+def cepstra_of(features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What Gaussians can hear of features made elsewhere.
+
+    Up to 20 dimensions are taken for cepstra; more for log energies of bands, of whose cosine
+    transform the first 13 are.
+    """
+    bands = features.shape[1]
+    if bands <= _MOST_CEPSTRA:
+        return features
+    return np.asarray(features @ _dct(bands, _CEPSTRA).astype(np.float32))
 
 
 def fbank(samples: Array, rate: int, *, bands: int = 40) -> Array:

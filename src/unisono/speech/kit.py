@@ -23,6 +23,8 @@ from unisono.speech.tying import Tying
 
 FOLDER = "speech"
 """The folder's name within a PREP or a run."""
+SAMPLE = "heldout.npz"
+"""The file within it that has the held-out utterances."""
 _FORMAT_VERSION = 1
 
 
@@ -49,7 +51,8 @@ class Kit:
 
     Attributes:
         features: What the network hears.
-        rate: The sample rate in Hz.
+        rate: The sample rate in Hz; 0 where features were made elsewhere.
+        dimension: Numbers in a frame that the network hears.
         lexicon: The words.
         acoustic: The Gaussian model; its phones and states are the network's, too.
         language: The language model of all training text.
@@ -59,6 +62,7 @@ class Kit:
 
     features: Features
     rate: int
+    dimension: int
     lexicon: Lexicon
     acoustic: Acoustic
     language: Ngrams
@@ -71,6 +75,7 @@ class Kit:
             "format_version": _FORMAT_VERSION,
             "features": self.features.value,
             "rate": self.rate,
+            "dimension": self.dimension,
             "silence": self.acoustic.silence,
             "phones": list(self.acoustic.topology.phones),
             "words": None if self.sample is None else [" ".join(w) for w in self.sample.words],
@@ -93,7 +98,7 @@ class Kit:
         )
         if self.sample is not None:
             np.savez(
-                folder / "heldout.npz",
+                folder / SAMPLE,
                 starts=self.sample.starts,
                 network=self.sample.network.astype(np.float16),
                 gaussian=self.sample.gaussian.astype(np.float16),
@@ -131,7 +136,7 @@ class Kit:
             )
             sample = None
             if facts["words"] is not None:
-                arrays = _arrays(folder / "heldout.npz")
+                arrays = _arrays(folder / SAMPLE)
                 sample = Sample(
                     starts=arrays["starts"],
                     network=arrays["network"].astype(np.float32),
@@ -141,6 +146,7 @@ class Kit:
             return cls(
                 features=Features(facts["features"]),
                 rate=int(facts["rate"]),
+                dimension=int(facts["dimension"]),
                 lexicon=Lexicon.read(folder / "lexicon.txt"),
                 acoustic=acoustic,
                 language=read_arpa(folder / "lm.arpa"),

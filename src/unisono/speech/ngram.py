@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from unisono.speech.datadir import read_lines
 
 BEGIN = "<s>"
 END = "</s>"
+# The log10 of what never happens, as ARPA files have it. Costs beyond it would overflow.
 _NEVER = -99.0
+_NAMES_SHOWN = 3
 
 Gram = tuple[str, ...]
 
@@ -160,7 +162,29 @@ def read_arpa(path: Path) -> Ngrams:
         raise UserError(f"{path} ends early: it has no \\end\\ line")
     if not tables or not tables[0]:
         raise UserError(f"{path} holds no unigrams")
+    if (END,) not in tables[0]:
+        raise UserError(f"{path} has no unigram {END}: no sentence could end")
     return Ngrams(tables=tables)
+
+
+def read_language(path: Path, words: Collection[str], say: Callable[[str], None]) -> Ngrams:
+    """Reads an ARPA file, less the n-grams with words outside a lexicon, and says so.
+
+    Args:
+        path: The file.
+        words: Those of the lexicon.
+        say: Takes a line where some are left out.
+
+    Raises:
+        UserError: It cannot be read, is no ARPA file, or has no word of the lexicon.
+    """
+    whole = read_arpa(path)
+    strange = sorted({word for (word,) in whole.tables[0]} - {BEGIN, END, *words})
+    if strange:
+        more = ", ..." if len(strange) > _NAMES_SHOWN else ""
+        shown = ", ".join(strange[:_NAMES_SHOWN])
+        say(f"{path}: {len(strange)} words are left out, not being in the lexicon: {shown}{more}")
+    return whole.within(words)
 
 
 def _entry(path: Path, line: str, length: int) -> tuple[Gram, tuple[float, float]]:
@@ -170,8 +194,8 @@ def _entry(path: Path, line: str, length: int) -> tuple[Gram, tuple[float, float
             raise ValueError
         value = float(fields[0])
         backoff = float(fields[length + 1]) if len(fields) == length + 2 else 0.0
-        if not (value <= 0 and math.isfinite(value) and math.isfinite(backoff)):
+        if not (value <= 0 and abs(backoff) <= -_NEVER):
             raise ValueError
     except ValueError:
         raise UserError(f"{path}: {line!r} is not a {length}-gram with its log10s") from None
-    return tuple(fields[1 : length + 1]), (value, backoff)
+    return tuple(fields[1 : length + 1]), (max(value, _NEVER), backoff)

@@ -16,6 +16,7 @@ Ints = NDArray[np.int64]
 
 _OUTSIDE = 0
 """Beyond either end of an utterance lies silence, phone 0."""
+_GAP = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +33,8 @@ class Paths:
         local: S: the state's number within the phone.
         instance: S: which phone of the transcript it belongs to, numbered through.
         gap: For each instance, whether it is optional silence.
+        word: For each instance, the place in the transcript of the word that it is said for;
+            -1 for optional silence.
         begin: The places that may come first.
         begin_silent: Whether each of them is optional silence.
         source: The place that each edge leaves.
@@ -45,6 +48,7 @@ class Paths:
     local: Ints
     instance: Ints
     gap: NDArray[np.bool_]
+    word: Ints
     begin: Ints
     begin_silent: NDArray[np.bool_]
     source: Ints
@@ -58,14 +62,14 @@ class _Phones:
     """The ways to say a transcript in phones: nodes, and links with what they say of silence."""
 
     phone: list[int] = field(default_factory=list)
-    gap: list[bool] = field(default_factory=list)
+    word: list[int] = field(default_factory=list)
     before: list[dict[int, int]] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
 
-    def add(self, phone: int, before: dict[int, int], *, gap: bool = False) -> int:
-        """Adds a node after others (-1: at the beginning)."""
+    def add(self, phone: int, before: dict[int, int], word: int) -> int:
+        """Adds a node of a word (-1: optional silence) after others (-1: at the beginning)."""
         self.phone.append(phone)
-        self.gap.append(gap)
+        self.word.append(word)
         self.before.append(before)
         return len(self.phone) - 1
 
@@ -74,17 +78,17 @@ def _lay_phones(words: Sequence[str], lexicon: Lexicon, topology: Topology) -> _
     numbers = {name: number for number, name in enumerate(topology.phones)}
     phones = _Phones()
     lasts = [-1]
-    for word in words:
-        quiet = phones.add(numbers[SILENCE], dict.fromkeys(lasts, 1), gap=True)
+    for at, word in enumerate(words):
+        quiet = phones.add(numbers[SILENCE], dict.fromkeys(lasts, 1), _GAP)
         ways = {**dict.fromkeys(lasts, -1), quiet: 0}
         lasts = []
         for variant in lexicon.entries[word]:
             before = ways
             for name in variant:
-                node = phones.add(numbers[name], before)
+                node = phones.add(numbers[name], before, at)
                 before = {node: 0}
             lasts.append(node)
-    quiet = phones.add(numbers[SILENCE], dict.fromkeys(lasts, 1), gap=True)
+    quiet = phones.add(numbers[SILENCE], dict.fromkeys(lasts, 1), _GAP)
     phones.ends = {**dict.fromkeys(lasts, -1), quiet: 0}
     return phones
 
@@ -150,7 +154,7 @@ def lay_paths(words: Sequence[str], lexicon: Lexicon, topology: Topology, tying:
         for earlier, silence in phones.before[node].items():
             if earlier < 0:
                 if copies.left[copy] in (None, _OUTSIDE):
-                    begin.append((int(first[copy]), phones.gap[node]))
+                    begin.append((int(first[copy]), phones.word[node] == _GAP))
                 continue
             edges += [
                 (int(first[other + 1]) - 1, int(first[copy]), LEAVE, silence)
@@ -163,12 +167,14 @@ def lay_paths(words: Sequence[str], lexicon: Lexicon, topology: Topology, tying:
             for copy in copies.outer(node, copies.right)
         ]
     laid, linked = np.array(places), np.array(edges)
+    word = np.array([phones.word[node] for node in copies.node])
     return Paths(
         state=laid[:, 0],
         phone=laid[:, 1],
         local=laid[:, 2],
         instance=laid[:, 3],
-        gap=np.array([phones.gap[node] for node in copies.node]),
+        gap=word == _GAP,
+        word=word,
         begin=np.array([place for place, _ in begin]),
         begin_silent=np.array([silent for _, silent in begin]),
         source=linked[:, 0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -15,23 +15,29 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.events import UserError
-from unisono.speech.alignment import Trainer
+from unisono.speech.alignment import Aligned, Trainer
 from unisono.speech.aside import Reason
+from unisono.speech.audio import Reader
+from unisono.speech.boundaries import word_times
 from unisono.speech.checks import Checked, Intake, check_data, long_enough
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
 from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit, Sample
 from unisono.speech.lexicon import Lexicon, Oov
-from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
 from unisono.speech.spectrum import SHIFT_S
+from unisono.speech.stored import Stored
 
+WORDS = "words.ctm"
+"""The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
 # Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
 _SAMPLE = 200
 _SPEEDS = (0.9, 1.1)
+_VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
 _TRIPHONE_GAUSSIANS = 9000
 
@@ -56,6 +62,7 @@ class Preparation:
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
+        volume: Let the network hear each training utterance at a volume of its own.
         heldout: The share of the speakers that is held out.
         seed: Of the choice of speakers, and of the model.
         processes: How many work at a time.
@@ -69,9 +76,20 @@ class Preparation:
     language: Path | None = None
     order: int = 2
     perturb: bool = False
+    volume: bool = False
     heldout: float = 0.1
     seed: int = 0
     processes: int = 1
+
+    def stored(self) -> bool:
+        """Whether features made elsewhere are used, not audio.
+
+        Raises:
+            UserError: They are, and would have to be perturbed.
+        """
+        if self.features is Features.KALDI and (self.perturb or self.volume):
+            raise UserError("perturbing needs audio, and --features kaldi reads none: choose one")
+        return self.features is Features.KALDI
 
     def facts(self) -> dict[str, JsonValue]:
         """The settings, for prep.json."""
@@ -88,6 +106,7 @@ class Preparation:
             "language": None if self.language is None else str(self.language),
             "order": self.order,
             "perturb": self.perturb,
+            "volume": self.volume,
             "heldout_share": self.heldout,
             "seed": self.seed,
         }
@@ -111,44 +130,68 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     lexicon = Lexicon.read(lexicon_file)
     if how.intake.oov is Oov.MAP:
         lexicon = lexicon.with_unknown()
-    language = None if how.language is None else read_arpa(how.language).within(lexicon.words)
-    checked = check_data(data, how.intake, lexicon)
+    language = None
+    if how.language is not None:
+        language = read_language(how.language, lexicon.words, say)
+    checked = check_data(data, how.intake, lexicon, stored=how.stored())
     aside = checked.aside
-    say(f"{len(checked.utterances)} utterances at {checked.reader.rate} Hz can be used")
+    say(f"{len(checked.utterances)} utterances {_described(checked.reader)} can be used")
     for line in aside.summary():
         say(line)
     heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
-    heard = _hear(checked, heldout, lexicon, how, say)
-    if all(utterance.speaker in heldout for utterance, _ in heard):
+    heard = hear_all(checked, heldout, how, say)
+    heard = [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
+    if all(u.speaker in heldout or u.speed != 1 for u, _ in heard):
         raise nothing_usable(data, aside)
     with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
-        model, states = _align(heard, heldout, lexicon, Path(scratch), how, say)
-        kept = [(u, h, s) for (u, h), s in zip(heard, states, strict=True) if s is not None]
-        for (utterance, _), found in zip(heard, states, strict=True):
+        model, paths = _align(heard, heldout, lexicon, Path(scratch), how, say)
+        kept = [(u, h, path) for (u, h), path in zip(heard, paths, strict=True) if path is not None]
+        for (utterance, _), found in zip(heard, paths, strict=True):
             if found is None:
                 aside.add(utterance.id, Reason.NO_PATH)
-        kit = _kit(kept, heldout, lexicon, language, model, checked.reader.rate, how)
+        kit = _kit(kept, heldout, lexicon, language, model, checked.reader, how)
         folder = Path(scratch) / FOLDER
         folder.mkdir()
         kit.write(folder)
         aside.write(folder / "set_aside.txt")
         files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
-    corpus = _corpus(data, kept, heldout, model)
+        files[WORDS] = word_times([(u, p) for u, _, p in kept], how.intake.channel).encode()
+    states = [(u, h, path.states) for u, h, path in kept]
+    corpus = corpus_of(data, states, heldout, model.tying.states)
     if len(aside):
         say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
     return write_prep(out, corpus, how.facts(), beside=files)
 
 
-def _hear(
-    checked: Checked, heldout: frozenset[str], lexicon: Lexicon, how: Preparation, say: Say
+def _described(reader: Reader | Stored) -> str:
+    if isinstance(reader, Stored):
+        return f"with features of dimension {reader.dimension}"
+    return f"at {reader.rate} Hz"
+
+
+def hear_all(
+    checked: Checked, heldout: frozenset[str], how: Preparation, say: Say
 ) -> list[tuple[Utterance, Heard]]:
+    """The features of all usable utterances, and of their copies at other speeds if asked for."""
     aside, utterances = checked.aside, list(checked.utterances)
     if how.perturb:
         train = [u for u in utterances if u.speaker not in heldout]
         utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
+    if how.volume:
+        utterances = _at_volumes(utterances, heldout, how.seed)
     say(f"features: {how.features.value} of {len(utterances)} utterances")
-    heard = hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
-    return [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
+    return hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
+
+
+def _at_volumes(
+    utterances: Sequence[Utterance], heldout: frozenset[str], seed: int
+) -> list[Utterance]:
+    """The utterances, those to train on at volumes drawn for each of them."""
+    volumes = np.random.default_rng(seed).uniform(*_VOLUMES, len(utterances)).tolist()
+    return [
+        u if u.speaker in heldout else replace(u, volume=volume)
+        for u, volume in zip(utterances, volumes, strict=True)
+    ]
 
 
 def _align(
@@ -158,8 +201,12 @@ def _align(
     scratch: Path,
     how: Preparation,
     say: Say,
-) -> tuple[Acoustic, list[Ints | None]]:
-    """Trains on the speakers that are not held out, and aligns all."""
+) -> tuple[Acoustic, list[Aligned | None]]:
+    """Trains on the speakers that are not held out, and aligns all.
+
+    Copies at another speed are aligned, not trained on: they would triple the work, and the tree
+    would take them for new evidence.
+    """
     moments = speaker_moments(heard)
     frames = np.concatenate([gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard])
     np.save(scratch / "frames.npy", frames)
@@ -170,7 +217,7 @@ def _align(
         lexicon=lexicon,
     )
     del frames
-    train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout]
+    train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout and u.speed == 1]
     with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
         if how.tying is Tie.NONE:
             model = trainer.monophones(train, how.gaussians or _MONOPHONE_GAUSSIANS)
@@ -178,7 +225,6 @@ def _align(
             model = trainer.triphones(
                 trainer.monophones(train, _MONOPHONE_GAUSSIANS),
                 train,
-                different=[n for n in train if heard[n][0].speed == 1],
                 most=how.states,
                 gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
             )
@@ -187,12 +233,12 @@ def _align(
 
 
 def _kit(
-    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
     heldout: frozenset[str],
     lexicon: Lexicon,
     language: Ngrams | None,
     model: Acoustic,
-    rate: int,
+    reader: Reader | Stored,
     how: Preparation,
 ) -> Kit:
     whole = tuning = language
@@ -202,7 +248,8 @@ def _kit(
         tuning = estimate([words for words, out in said if not out], lexicon.words, how.order)
     return Kit(
         features=how.features,
-        rate=rate,
+        rate=0 if isinstance(reader, Stored) else reader.rate,
+        dimension=kept[0][1].network.shape[1],
         lexicon=lexicon,
         acoustic=model,
         language=whole,
@@ -245,12 +292,13 @@ def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]
     return [(h.network - mean[rows[u.speaker]]) / std[rows[u.speaker]] for u, h in heard]
 
 
-def _corpus(
+def corpus_of(
     data: Path,
     kept: Sequence[tuple[Utterance, Heard, Ints]],
     heldout: frozenset[str],
-    model: Acoustic,
+    states: int,
 ) -> Corpus:
+    """What a PREP is written from: features and aligned states, so many in all."""
     frames = np.concatenate([h.network for _, h, _ in kept])
     return Corpus(
         origin=str(data),
@@ -260,6 +308,6 @@ def _corpus(
         utterances=[u.id for u, _, _ in kept],
         speakers=[u.speaker for u, _, _ in kept],
         parts=[Part.HELDOUT if u.speaker in heldout else Part.TRAIN for u, _, _ in kept],
-        state_count=model.tying.states,
+        state_count=states,
         frame_shift=timedelta(seconds=SHIFT_S),
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 SHIFT_S = 0.010
-_WINDOW_S = 0.025
+WINDOW_S = 0.025
 _PREEMPHASIS = 0.97
 _LOWEST_HZ = 20.0
 # Kaldi's floor under a logarithm: the float32 epsilon.
@@ -88,7 +88,7 @@ def _mel(hertz: Array) -> Array:
 
 def _sizes(rate: int) -> tuple[int, int]:
     """Samples of a window and of a shift."""
-    return int(rate * _WINDOW_S), int(rate * SHIFT_S)
+    return int(rate * WINDOW_S), int(rate * SHIFT_S)
 
 
 def _fft_size(rate: int) -> int:

@@ -19,12 +19,14 @@ class Found:
 
     Attributes:
         states: The state of each frame, utterance after utterance.
+        words: The place in its transcript of the word that each frame is of; -1: of none.
         reached: For each utterance, whether any path fits; its states mean nothing if not.
         moves: Phones x 5 x 6: how often each move was made.
         silences: How often optional silence was taken.
     """
 
     states: Ints
+    words: Ints
     reached: NDArray[np.bool_]
     moves: NDArray[np.float64]
     silences: int
@@ -58,6 +60,7 @@ class Block:
             [p.instance + i for p, i in zip(paths, instances, strict=True)]
         )
         self._gap = np.concatenate([p.gap for p in paths])
+        self._word = np.concatenate([p.word for p in paths])
         self._begin = np.concatenate([p.begin + o for p, o in zip(paths, offsets, strict=True)])
         self._begin_silent = np.concatenate([p.begin_silent for p in paths])
         source = np.concatenate([p.source + o for p, o in zip(paths, offsets, strict=True)])
@@ -159,7 +162,11 @@ class Block:
         np.add.at(counts, (self._phone[chosen], self._local[chosen], move[good]), 1)
         left = (move == LEAVE) & good & self._gap[self._instance[place]]
         return Found(
-            states=self._state[place], reached=reached, moves=counts, silences=int(left.sum())
+            states=self._state[place],
+            words=self._word[self._instance[place]],
+            reached=reached,
+            moves=counts,
+            silences=int(left.sum()),
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.coordinator.client import Refused
 from unisono.coordinator.output import STRATEGY
-from unisono.fabric import Address, Gone, Message, Vector
+from unisono.fabric import Address, Gone, Message, Precision, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.collective import Aborted, Collective
@@ -52,9 +52,9 @@ class AgreeingParticipant(Participant):
     selection: Selection = Everybody()
     """Whose contributions go into the mean."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:
         super().__init__(replica)
-        self._collective = Collective(self.fabric)
+        self._collective = Collective(self.fabric, precision)
         self._members: list[Address] = []
         self._excluded: set[Address] = set()
         self._result: Vector | None = None
@@ -70,6 +70,10 @@ class AgreeingParticipant(Participant):
     def contribute(self) -> Contribution:
         """The vector to average and the work in it, which is also its weight."""
         raise NotImplementedError
+
+    def common(self) -> Vector | None:
+        """A vector that all members have alike, near to what they contribute; None: zero."""
+        return None
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """The agreement of so many members is complete; ``mean`` is valid until the next one."""
@@ -176,7 +180,7 @@ class AgreeingParticipant(Participant):
             "round",
             round=number,
             time_s=self.fabric.now() - began,
-            bytes=contribution.vector.nbytes,
+            bytes=self._collective.nbytes(contribution.vector),
             members=len(notes),
             staleness=self.staleness,
             weight=0 if left_out else contribution.work.examples,
@@ -201,6 +205,7 @@ class AgreeingParticipant(Participant):
                     work.note(),
                     result,
                     self.selection,
+                    self.common(),
                 )
                 gone = parts.left_out
                 return {str(m): [] if m in gone else note for m, note in parts.notes.items()}

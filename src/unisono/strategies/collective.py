@@ -9,6 +9,13 @@ in the members' order, so that the result is the same at every member and in eve
 it to all. Weights are normalised before they multiply: one member of any weight gets exactly its
 own vector back. With all weights zero the mean is plain. A rule may change the weights when those
 of all members are known (``unisono.strategies.selection``); every member applies it to the same.
+
+In bfloat16, with r a vector that all members have in common and R the rounding,
+
+    mean = r + R(sum_i (w_i / sum_j w_j) R(x_i - r))
+
+which is the same at every member, too: who owns a slice rounds its own part and its result like all
+others'. What is lost is small against what has changed since r, not against the vector itself.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.fabric import Address, Fabric, Gone, Message, TimedOut, Vector
+from unisono.fabric import Address, Fabric, Gone, Message, Precision, TimedOut, Vector
 from unisono.strategies.selection import Bid, Everybody, Selection
 
 PORT = "collective"
@@ -43,10 +50,15 @@ class Collective:
     ``tag`` is the number of a collective, and of the attempt at it.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, precision: Precision = Precision.FLOAT32) -> None:
         self._fabric = fabric
+        self._precision = precision
         self._early: dict[Address, list[Message]] = {}
         fabric.port(PORT)
+
+    def nbytes(self, vector: Vector) -> int:
+        """Bytes of the vector on its way."""
+        return len(vector) * vector.slice(0, 1).rounded(self._precision).nbytes
 
     def mean(
         self,
@@ -57,13 +69,26 @@ class Collective:
         note: Any,
         result: Vector,
         selection: Selection = EVERYBODY,
+        common: Vector | None = None,
     ) -> Parts:
-        """Writes the weighted mean into ``result``; returns everybody's note."""
+        """Writes the weighted mean into ``result``; returns everybody's note.
+
+        ``common`` is a vector that all members have, near theirs; without one it is zero.
+        """
+        coarse = self._precision is not Precision.FLOAT32
+        if coarse and common is not None:
+            change = vector.like()
+            change.difference(vector, common)
+            vector = change
+        vector = vector.rounded(self._precision)
         try:
-            return self._mean(list(members), list(tag), vector, bid, note, result, selection)
+            parts = self._mean(list(members), list(tag), vector, bid, note, result, selection)
         except (Gone, Aborted):
             self._abort(members, list(tag))
             raise
+        if coarse and common is not None:
+            result.add(common)
+        return parts
 
     def _mean(
         self,
@@ -83,12 +108,14 @@ class Collective:
                 body = {"tag": tag, "step": 0, **said}
                 self._fabric.send(member, PORT, body, vector.slice(*bounds[place]))
         mine = bounds[members.index(me)]
-        parts = self._sum_up(
-            members, tag, vector.slice(*mine), said, result.slice(*mine), selection
-        )
+        part = result.slice(*mine)
+        parts = self._sum_up(members, tag, vector.slice(*mine), said, part, selection)
+        rounded = part.rounded(self._precision)
+        if rounded is not part:
+            part.assign(rounded)
         for member in members:
             if member != me:
-                self._fabric.send(member, PORT, {"tag": tag, "step": 1}, result.slice(*mine))
+                self._fabric.send(member, PORT, {"tag": tag, "step": 1}, rounded)
         for place, member in enumerate(members):
             if member != me:
                 message = self._next(member, tag, 1)

@@ -70,13 +70,20 @@ class Holding:
         """Whether all shards that are to be here are."""
         return not self._asked
 
-    def forget(self, gone: str) -> list[list[int]]:
+    def work_of(self, gone: str) -> list[list[int]]:
         """The last work of one who is gone that is in the model as it is known here."""
         found: list[list[int]] = []
         for number in range(self._count):
-            copy = self._newest(number)
-            found += [note for note in copy.notes.pop(gone, []) if note not in found]
+            found += [n for n in self._newest(number).notes.get(gone, []) if n not in found]
         return found
+
+    def forget(self, gone: str, note: list[list[int]]) -> None:
+        """The coordinator knows this work of one who is gone."""
+        for number in range(self._count):
+            notes = self._newest(number).notes
+            left = [n for n in notes.pop(gone, []) if n not in note]
+            if left:
+                notes[gone] = left
 
     def _newest(self, number: int) -> Copy:
         """What would be handed on if this shard had to be restored."""

@@ -14,6 +14,7 @@ from unisono.strategies.holding import Holding
 from unisono.strategies.pushes import Push, ServerSettings
 from unisono.strategies.shards import Copy, Run, bounds, runs
 from unisono.strategies.transfer import receive_parcel, send_parcel
+from unisono.strategies.witness import Witness
 
 PORT = STRATEGY
 PULLED = "pulled"
@@ -76,7 +77,7 @@ class ServerParticipant(Participant):
         self._passed = -1
         self._in = False
         self._to_welcome: list[Address] = []
-        self._unclosed: list[str] = []
+        self._witness = Witness(self.client, self._holding, self._tell_settled)
         self._draining = False
         self._unsettled_pushes = 0
         self._unsettled = Work()
@@ -259,6 +260,7 @@ class ServerParticipant(Participant):
         self.replica.take_over(receive_parcel(self.fabric, sponsor))
         parcel = receive_parcel(self.fabric, sponsor)
         self._holding.copies = [Copy(*copy) for copy in parcel.plain["copies"]]
+        self._witness.gone.update(parcel.plain["gone"])
 
     # The agent.
 
@@ -268,7 +270,7 @@ class ServerParticipant(Participant):
             if self._in:
                 while self._to_welcome:
                     self._welcome(self._to_welcome.pop())
-                self._close()
+                self._witness.tell()
                 self._settle()
 
     def _handle(self, message: Message) -> None:
@@ -401,7 +403,7 @@ class ServerParticipant(Participant):
     def _on_members(self, message: Message) -> None:
         if self.fabric.address not in self.fabric.members().addresses():
             return  # It has left.
-        self._unclosed += message.body["gone"]
+        self._witness.add(message.body["gone"])
         self._holding.change_view()
         self._holding.retry()
         if self._push is not None:
@@ -415,18 +417,6 @@ class ServerParticipant(Participant):
             }
             self._send_pieces()
 
-    def _close(self) -> None:
-        """Tells of the last work of those who are gone that is in the model as this one knows it.
-
-        Who is to hold more shards waits until it has the newest of them.
-        """
-        while self._holding.complete and self._unclosed:
-            gone = self._unclosed.pop()
-            note = self._holding.forget(gone)
-            if note:
-                self._tell_settled(gone, note)
-            self.client.tell("closed", gone=gone)
-
     def _settle(self) -> None:
         """Tells of work that would survive this member."""
         if not self._unsettled.ranges:
@@ -434,7 +424,8 @@ class ServerParticipant(Participant):
         if self._unsettled_pushes > 1 or (self._draining and self._push is None):
             self._holding.back_up(self._versions)
         if self._holding.survives(self._versions):
-            self._tell_settled(str(self.fabric.address), self._unsettled.note())
+            note = self._unsettled.note()
+            self._told.append((self._tell_settled(str(self.fabric.address), note), note))
             self._unsettled, self._unsettled_pushes = Work(), 0
 
     def _note(self, push: Push) -> list[list[int]]:
@@ -443,20 +434,19 @@ class ServerParticipant(Participant):
         told = [positions for _, note in self._told for positions in note]
         return push.work.note() + self._unsettled.note() + told
 
-    def _tell_settled(self, owner: str, note: list[list[int]]) -> None:
-        sequence = self.client.tell("settle", notes={owner: note})
-        if owner == str(self.fabric.address):
-            self._told.append((sequence, note))
+    def _tell_settled(self, owner: str, note: list[list[int]]) -> int:
         self.replica.record(notes={owner: note})
+        return self.client.tell("settle", notes={owner: note})
 
     def _welcome(self, newcomer: Address) -> None:
         copies = [copy.to_body() for copy in self._holding.copies]
+        gone = sorted(self._witness.gone)
         parcel = self.replica.export(optimizer=False)
         parameters = parcel.vectors["parameters"]
         parameters.slice(0, len(self._holding.model)).assign(self._holding.model)
         try:
             send_parcel(self.fabric, newcomer, parcel)
-            send_parcel(self.fabric, newcomer, Parcel({"copies": copies}))
+            send_parcel(self.fabric, newcomer, Parcel({"copies": copies, "gone": gone}))
         except Gone:
             return
 

@@ -16,12 +16,14 @@ from pydantic import JsonValue
 from unisono.events import UserError
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.checks import Intake, check_data
+from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.decoding import Decoder, Words
 from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.features import Features
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
-from unisono.speech.ngram import Ngrams, read_arpa
+from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
 from unisono.speech.prepare import network_frames
 from unisono.speech.scoring import Score, score
@@ -41,65 +43,78 @@ class Decoding:
         intake: Which audio is accepted; the rate is the model's.
         language: An ARPA file instead of the language model that was prepared.
         order: Use n-grams up to this length only; 0: all.
+        like: A folder that was made by decoding: its scale and price are used, none is tuned.
         processes: How many work at a time.
     """
 
     intake: Intake = field(default_factory=Intake)
     language: Path | None = None
     order: int = 0
+    like: Path | None = None
     processes: int = 1
 
 
 class Ear:
     """What turns features into log-likelihoods: a run's network, or a PREP's Gaussians."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, processes: int) -> None:
         """Opens a run or a PREP.
+
+        Args:
+            place: The run or the PREP.
+            processes: How many of them listen at a time.
 
         Raises:
             UserError: It is neither, or was not made from speech.
         """
         self.kit = Kit.read(place)
         self.cache: Path | None = None
-        self._network: Network | None = None
         self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
+        self._identity = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes()).hexdigest()
+        self._crew: Crew[Network] | None = None
         if (place / "config.toml").is_file():
-            run = RunDirectory.open(place)
-            self._network = Network(run)
+            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
             self._priors = _read_priors(place / FOLDER / PRIORS)
+            self._identity += network.fingerprint() + self._priors.tobytes().hex()
             self.cache = place / FOLDER / "graphs"
             self.name = "network"
+            self._crew = Crew(processes, _open_network, place)
+
+    def __enter__(self) -> Ear:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._crew is not None:
+            self._crew.close()
 
     def fingerprint(self) -> str:
         """Tells this ear from any other."""
-        digest = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes())
-        if self._network is not None:
-            digest.update(self._priors.tobytes() + self._network.fingerprint().encode())
-        return digest.hexdigest()
+        return hashlib.sha256(self._identity.encode()).hexdigest()
 
     def hear(self, heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
         """Yields log-likelihoods of utterances, frames x states each."""
-        if self._network is not None:
-            for frames in network_frames(heard):
-                yield self._network_likes(frames)
-            return
+        if self._crew is not None:
+            return self._listen(self._crew, network_frames(heard))
         moments = speaker_moments(heard)
-        for utterance, features in heard:
-            frames = gaussian_frames(features.cepstra, moments[utterance.speaker])
-            yield self.kit.acoustic.mixtures.loglikes(frames)
+        normalised = (gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard)
+        return map(self.kit.acoustic.mixtures.loglikes, normalised)
 
     def hear_sample(self) -> list[Frames]:
         """Log-likelihoods of the held-out utterances that the kit has."""
         sample = self.kit.sample
         assert sample is not None
         cuts = sample.starts[1:-1]
-        if self._network is not None:
-            return [self._network_likes(frames) for frames in np.split(sample.network, cuts)]
+        if self._crew is not None:
+            return list(self._listen(self._crew, np.split(sample.network, cuts)))
         return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
 
-    def _network_likes(self, frames: Frames) -> Frames:
-        assert self._network is not None
-        return self._network.log_posteriors(frames) - self._priors
+    def _listen(self, crew: Crew[Network], frames: Sequence[Frames]) -> Iterator[Frames]:
+        for posteriors in crew.map(Network.log_posteriors, frames, chunk=4):
+            yield posteriors - self._priors
+
+
+def _open_network(place: Path) -> Network:
+    return Network(RunDirectory.open(place))
 
 
 def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
@@ -122,9 +137,14 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
         raise UserError(f"{out} exists already; name another --out")
     for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
         package(name)  # said before an hour of work, not after it
-    ear = Ear(place)
+    with Ear(place, how.processes) as ear:
+        return _decode(ear, data, out, how, say)
+
+
+def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
     kit = ear.kit
-    checked = check_data(data, replace(how.intake, rate=kit.rate), None)
+    intake, stored = replace(how.intake, rate=kit.rate), kit.features is Features.KALDI
+    checked = check_data(data, intake, None, stored=stored, dimension=kit.dimension)
     say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
     heard = hear(
         checked.utterances,
@@ -138,7 +158,7 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
         say(line)
     if not heard:
         raise nothing_usable(data, checked.aside)
-    language, tuning_language = _languages(kit, how)
+    language, tuning_language = _languages(kit, how, say)
     tuned = _tune(ear, tuning_language, how, say)
     ingredients = _ingredients(kit, language)
     machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
@@ -165,11 +185,11 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
     return result
 
 
-def _languages(kit: Kit, how: Decoding) -> tuple[Ngrams, Ngrams]:
+def _languages(kit: Kit, how: Decoding, say: Say) -> tuple[Ngrams, Ngrams]:
     """The language model to decode with, and the one to tune with."""
     both = kit.language, kit.tuning_language
     if how.language is not None:
-        given = read_arpa(how.language).within(kit.lexicon.words)
+        given = read_language(how.language, kit.lexicon.words, say)
         both = given, given
     if how.order:
         both = both[0].cut(how.order), both[1].cut(how.order)
@@ -188,10 +208,16 @@ def _ingredients(kit: Kit, language: Ngrams) -> Ingredients:
 
 def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
     """Tunes on the held-out speakers; a run remembers what came of it."""
+    if how.like is not None:
+        tuned = _tuned_in(how.like)
+        say(f"scale {tuned.scale:.3f}, price {tuned.penalty:+.1f}, as in {how.like}")
+        return tuned
     sample = ear.kit.sample
     if sample is None:
-        say("no speaker was held out: scale and price of a word are the defaults, not tuned")
-        return Tuned()
+        tuned = Tuned()
+        default = f"scale {tuned.scale:g} and price {tuned.penalty:g} of a word are not tuned"
+        say(f"no speaker was held out: {default} (--like takes those of another decoding)")
+        return tuned
     ingredients = _ingredients(ear.kit, language)
     memory: Path | None = None
     if ear.cache is not None:
@@ -206,6 +232,19 @@ def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(memory, json.dumps(asdict(tuned)).encode())
     return tuned
+
+
+def _tuned_in(result: Path) -> Tuned:
+    """The settings that another decoding used."""
+    file = result / "score.json"
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        return Tuned(
+            scale=float(facts["acoustic_scale"]), penalty=float(facts["insertion_penalty"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file} has no scale and price to take ({reason})") from None
 
 
 def _write(

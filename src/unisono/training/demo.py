@@ -1,55 +1,101 @@
-"""``unisono demo``: frames made on the spot, two learners, a curve."""
+"""``unisono demo``: speech made on the spot, aligned, trained on by two learners, recognised."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from unisono.config import load
-from unisono.data import synthesise
+from unisono.data import Part
 from unisono.events import UserError
 from unisono.runs.directory import RunDirectory
+from unisono.runs.report import write_report
+from unisono.speech.prepare import Preparation, prepare
+from unisono.speech.scoring import Score
+from unisono.speech.synthesis import Synthesis, synthesize
+from unisono.training.decode import Decoding, decode
 from unisono.training.train import train
 
+Say = Callable[[str], None]
+
+_HOURS, _TEST_HOURS = 0.45, 0.12
+_SETTINGS = ("epochs=2", "validation.every=40000", "agreement.every=4096")
 _WIDTH = 48
+_ERRORS_SHOWN = 3
 
 
-def demo(out: Path, say: Callable[[str], None]) -> list[str]:
-    """Runs the demo; returns the lines that sum it up."""
-    if out.exists():
+def demo(out: Path, program: str, say: Say, tell: Say) -> list[str]:
+    """Runs the demo.
+
+    Args:
+        out: The folder to make.
+        program: What a user types to run ``unisono``.
+        say: Takes a line a stage.
+        tell: Takes what happens within the stages.
+
+    Returns:
+        The lines that sum it up.
+
+    Raises:
+        UserError: `out` exists, or a package is missing.
+    """
+    if os.path.lexists(out):
         raise UserError(f"{out} exists already; name another --out, or take it away")
-    say("1/3  making frames: 40 speakers, 120 states")
-    prep = out / "prep"
-    out.mkdir(parents=True)
-    synthesise(
-        prep,
-        speakers=40,
-        utterances_per_speaker=12,
-        frames_per_utterance=250,
-        states=120,
-        dimension=40,
-        seed=0,
-        noise=1.5,
-    )
-    say("2/3  training: 2 learners, averaging")
-    sets = ["validation.every=20000", "epochs=4", "agreement.every=2048"]
-    config = load(None, sets, {"prep": str(prep.resolve()), "learners": "2"})
-    run = RunDirectory(out / "run")
-    summary = train(config, run.path)
-    say("3/3  done")
+    data, prep, run = (out / name for name in ("data", "prep", "run"))
+    words = run / "test"
+    cores = os.cpu_count() or 1
+    say(f"1/4  speech: {_HOURS} h of digits and commands by espeak-ng, {_TEST_HOURS} h to test")
+    synthesize(data, Synthesis(hours=_HOURS, test_hours=_TEST_HOURS, processes=cores), tell)
+    with (out / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
+
+        def note(line: str) -> None:
+            log.write(line + "\n")
+            tell(line)
+
+        say(f"2/4  preparing: features, and an alignment from nothing ({log.name} tells more)")
+        how = Preparation(processes=cores)
+        made = prepare(data / "train", data / "lexicon.txt", prep, how, note)
+        frames = made.frames_of(Part.TRAIN)
+        size = f"{frames:,} frames, {made.header.states} states"
+        say(f"3/4  training on {size}: 2 learners, averaging, natural gradient")
+        flags = {"prep": str(prep.resolve()), "learners": "2", "optimizer": "ng-sgd"}
+        summary = train(load(None, _SETTINGS, flags), run)
+        say("4/4  recognising voices that were never heard, tuned on others held out of training")
+        score = decode(run, data / "test", words, Decoding(processes=cores), note)
+    assert score is not None
+    write_report([run], RunDirectory(run).report)
     return [
         "",
-        "held-out log-prob a frame against examples",
-        *_curve(run),
+        "held-out log-prob a frame, over the examples trained on",
+        *_curve(RunDirectory(run)),
         "",
         *summary.lines(),
         "",
-        f"report: {run.report}",
+        *_heard(score),
+        "",
+        f"report: {run / 'report.html'}; every error: {words / 'errors.txt'}",
         "try next:",
-        f"  unisono train {prep} --learners 2 --strategy allreduce --out {out / 'allreduce'}",
-        f"  unisono report {run.path} {out / 'allreduce'}",
-        "  unisono bench --learners 2",
+        *_next(out, program),
     ]
+
+
+def _heard(score: Score) -> list[str]:
+    """The figures, and the first errors."""
+    shown = [line for block in score.aligned[:_ERRORS_SHOWN] for line in block.splitlines()]
+    return [*score.lines()[:2], *(line for line in shown if line)]
+
+
+def _next(out: Path, program: str) -> list[str]:
+    run, other = str(out / "run"), out / "gossip"
+    way = ["--learners", "2", "--strategy", "gossip-random"]
+    commands = [
+        ["train", str(out / "prep"), "--out", str(other), *way],
+        ["decode", str(other), str(out / "data" / "test"), "--out", str(other / "test")],
+        ["report", run, str(other)],
+    ]
+    return [f"  {program} {shlex.join(command)}" for command in commands]
 
 
 def _curve(run: RunDirectory) -> list[str]:
@@ -59,8 +105,6 @@ def _curve(run: RunDirectory) -> list[str]:
         for e in run.read_metrics()
         if e["event"] == "validation"
     ]
-    if not points:
-        return []
     low = min(value for _, value in points)
     high = max(value for _, value in points)
     span = max(high - low, 1e-9)

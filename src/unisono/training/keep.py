@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.data import FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.pool.order import Order
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.kit import FOLDER
+from unisono.speech.kit import FOLDER, SAMPLE, Kit
 from unisono.training.network import Network
 
 PRIORS = "priors.npy"
 """Log priors of the states, beside what came from the PREP."""
-_FRAMES = 50_000
+_FRAMES = 100_000
 
 
 def keep_speech(run: RunDirectory, prep: Prep) -> None:
     """Copies what decoding needs, and notes the states' priors as the model believes them.
 
-    The prior of a state is the mean of its posteriors over training frames chosen at random:
+    The prior of a state is the mean of its posteriors over training utterances chosen at random:
     what the network says on average is what must be divided out, whatever the alignment counted.
     A PREP that was not made from speech has nothing to keep.
     """
@@ -35,11 +37,25 @@ def keep_speech(run: RunDirectory, prep: Prep) -> None:
         shutil.copytree(source, target, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
         raise UserError(f"cannot copy {source} to {target}: {error}") from None
+    if not prep.frames_of(Part.HELDOUT):
+        # What was trained on cannot tune.
+        replace(Kit.read(run.path), sample=None).write(target)
+        (target / SAMPLE).unlink(missing_ok=True)
     network = Network(run)
-    train = FrameSource(prep, Part.TRAIN, context=network.context)
-    count = min(_FRAMES, len(train))
-    x, _ = train.batch(np.sort(Order(len(train), seed=0).indices(0, 0, count)))
-    means = np.maximum(network.mean_posteriors(x), 1 / len(train))
+    means = np.maximum(_mean_posteriors(network, prep), 1 / prep.frames_of(Part.TRAIN))
     buffer = io.BytesIO()
     np.save(buffer, np.log(means).astype(np.float32))
     write_atomically(target / PRIORS, buffer.getvalue())
+
+
+def _mean_posteriors(network: Network, prep: Prep) -> NDArray[np.float64]:
+    """The posterior of each state, averaged over training utterances in random order."""
+    train = FrameSource(prep, Part.TRAIN, context=0)
+    total, heard = np.zeros(prep.header.states), 0
+    for utterance in Order(len(train.utterances), seed=0).indices(0, 0, len(train.utterances)):
+        posteriors = np.exp(network.log_posteriors(train.whole(int(utterance))[0].numpy()))
+        total += posteriors.sum(0, dtype=np.float64)
+        heard += len(posteriors)
+        if heard >= _FRAMES:
+            break
+    return total / heard

@@ -16,12 +16,11 @@ from unisono.events import UserError
 from unisono.fabric.children import Children, Ended
 from unisono.learner.site import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
 from unisono.training.coordinate import OUTCOME
+from unisono.training.ends import ABANDONED
 
 COORDINATOR = "coordinator"
 GRACE_S = 4.0
 """Seconds that everybody has to leave when the run is abandoned."""
-ABANDONED = 3
-"""Exit status of a learner that leaves because another one failed."""
 MOST_RESTARTS = 100
 ASKED_S = 0.5
 """Seconds between two questions whether more learners are wanted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -19,14 +18,17 @@ from unisono.runs.directory import RunDirectory
 from unisono.training.shapes import FRAME_MODEL
 
 Frames = NDArray[np.float32]
-_SIZE = 4096
+_LONGEST = 4096
+"""Frames that are listened to at a time; longer utterances are cut."""
 
 
 class Network:
     """A run's network, as it was when training ended.
 
-    Attributes:
-        context: Neighbours that it sees on each side of a frame.
+    It hears whole utterances, with as many frames before the first and behind the last one as it
+    was trained with; there the first and the last frame stand in, as in training. Utterances of
+    more than 4096 frames are cut, each piece with its true neighbours: that changes no posterior
+    of a DNN or TDNN, and lets a recurrent network forget what lies farther back.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -39,17 +41,17 @@ class Network:
             raise UserError(f"{run.path} has no model yet: train it to the end")
         try:
             facts = json.loads(run.model_description.read_text(encoding="utf-8"))
-            self.context = int(facts.pop("context"))
-            name = facts.pop("model")
+            context, name = int(facts.pop("context")), facts.pop("model")
             for other in ("prep", "chunk"):
                 facts.pop(other, None)
-            if name != FRAME_MODEL:
-                raise UserError(f"{run.path} has a {name}, and decode knows {FRAME_MODEL} alone")
             self._model = build(name, **facts)
             self._model.load_state_dict(load_file(run.model))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"the model of {run.path} is broken: {reason}") from None
+        self._one_by_one = name == FRAME_MODEL
+        left, right = (getattr(self._model, side, context) for side in ("left", "right"))
+        self._left, self._right = int(left), int(right)
         self._model.eval()
 
     def fingerprint(self) -> str:
@@ -61,24 +63,25 @@ class Network:
 
     def log_posteriors(self, frames: Frames) -> Frames:
         """Log posteriors of the states in each frame of an utterance, normalised by speaker."""
-        return np.concatenate([part.numpy() for part in self._parts(frames)])
-
-    def mean_posteriors(self, windows: torch.Tensor) -> NDArray[np.float64]:
-        """The posterior of each state, averaged over windows of frames."""
-        total = torch.zeros(0)
+        padded = torch.from_numpy(
+            np.concatenate(
+                [frames[:1].repeat(self._left, 0), frames, frames[-1:].repeat(self._right, 0)]
+            )
+        )
+        around = self._left + self._right
+        pieces = []
         with torch.no_grad():
-            for first in range(0, len(windows), _SIZE):
-                logits = self._model(windows[first : first + _SIZE])
-                sums = functional.softmax(logits, dim=1).double().sum(0)
-                total = sums if not len(total) else total + sums
-        return np.asarray(total.numpy() / len(windows))
+            for first in range(0, len(frames), _LONGEST):
+                piece = padded[first : first + _LONGEST + around]
+                logits = self._logits(piece, len(piece) - around)
+                pieces.append(functional.log_softmax(logits, dim=1).numpy())
+        return np.concatenate(pieces)
 
-    def _parts(self, frames: Frames) -> Iterator[torch.Tensor]:
-        ends = [frames[:1]] * self.context, [frames[-1:]] * self.context
-        padded = torch.from_numpy(np.concatenate([*ends[0], frames, *ends[1]]))
-        width, dimension = 2 * self.context + 1, frames.shape[1]
-        windows = padded.as_strided((len(frames), width * dimension), (dimension, 1))
-        with torch.no_grad():
-            for first in range(0, len(windows), _SIZE):
-                logits = self._model(windows[first : first + _SIZE])
-                yield functional.log_softmax(logits, dim=1)
+    def _logits(self, padded: torch.Tensor, frames: int) -> torch.Tensor:
+        if not self._one_by_one:
+            together: torch.Tensor = self._model(padded[None])[0]
+            return together
+        dimension = padded.shape[1]
+        width = (self._left + 1 + self._right) * dimension
+        apart: torch.Tensor = self._model(padded.as_strided((frames, width), (dimension, 1)))
+        return apart

@@ -52,7 +52,7 @@ def check_recipe(config: Config) -> None:
 def first_learners(config: Config) -> int:
     """How many learners a run begins with."""
     ramps = config.recipe.enabled and config.recipe.first_learners > 0
-    return config.recipe.first_learners if ramps else config.learner_range[1]
+    return config.recipe.first_learners if ramps else config.first_learners
 
 
 def dropout_of(config: Config) -> DropoutSchedule | None:

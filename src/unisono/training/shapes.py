@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from unisono.config import Config
+from unisono.config import Config, ValidationChoice
 from unisono.data import ChunkSource, FrameSource, Part, Prep
 from unisono.events import UserError
 from unisono.strategies import Averaging, GossipFixed, GossipRandom
@@ -18,6 +19,16 @@ from unisono.training.rules import dropout_of
 
 FRAME_MODEL = "dnn"
 """The one that classifies frames one by one; the others take chunks."""
+
+
+def open_data(config: Config) -> Prep:
+    """Opens the prepared data; where nothing is checked, all speakers are for training.
+
+    Raises:
+        UserError: there is none, or it is broken.
+    """
+    prep = Prep.open(Path(config.prep))
+    return prep if config.validation.on is ValidationChoice.HELDOUT else prep.joined()
 
 
 def shape_of(config: Config, prep: Prep) -> dict[str, Any]:

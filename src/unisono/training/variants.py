@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.config import Config, load
+from unisono.config import Config, ValidationChoice, load
 from unisono.events import UserError
 
 BASELINE = "solo"
@@ -74,7 +74,11 @@ class Plan:
                     yield self.job(out, variant, rate, seed)
 
     def job(self, out: Path, variant: Variant, rate: float, seed: int) -> Job:
-        """One run. Solo has one learner; all else is as the base says."""
+        """One run. Solo has one learner; all else is as the base says.
+
+        The limit of what a rule may make of a rate is multiplied, too: else every multiple of a
+        rate at that limit would be the limit again.
+        """
         alone = variant.strategy == BASELINE
         sets = [
             *self.sets,
@@ -83,6 +87,7 @@ class Plan:
             f"epochs={self.base.epochs}",
             f"seed={seed}",
             f"rate.start={rate * self.base.start_rate!r}",
+            f"rate.most={rate * self.base.rate.most!r}",
             "validation.halves=true",
             *(f"agreement.{option}" for option in variant.options),
         ]
@@ -156,6 +161,8 @@ def plan_comparison(
         raise UserError(f"--set agreement.{key} is not for all: say it as in averaging:{key}=VALUE")
     if not base.validation.enabled:
         raise UserError("--set validation.enabled=false: without checks nothing can be compared")
+    if base.validation.on is ValidationChoice.NONE:
+        raise UserError("--set validation.on=none: without checks nothing can be compared")
     return Plan(
         base=base,
         sets=list(sets),

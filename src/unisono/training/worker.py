@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,20 +14,19 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice
-from unisono.coordinator.client import Abandoned
-from unisono.data import ChunkSource, FrameSource, Part, Prep
+from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
+from unisono.data import ChunkSource, FrameSource, Part
 from unisono.events import UserError
 from unisono.learner.learner import Learner
-from unisono.learner.site import LEARNER
+from unisono.learner.site import find_site
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.training.combination import combine, estimate_statistics, has_statistics
-from unisono.training.launch import ABANDONED
+from unisono.training.ends import in_one_line
 from unisono.training.rates import folds_momentum, make_schedule
 from unisono.training.rules import Rules, decay_of
-from unisono.training.shapes import examples_in, shape_of, source_of, strategy_of
+from unisono.training.shapes import examples_in, open_data, shape_of, source_of, strategy_of
 from unisono.training.validation import HALVES, halves, merge, sample, score, score_groups
 
 STATISTICS = 50
@@ -61,21 +59,36 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
 
 
 class Worker:
-    """Trains the model of a run's configuration, as one of its learners."""
+    """Trains the model of a run's configuration, as one of its learners.
 
-    def __init__(self, run: RunDirectory, *, resume: bool) -> None:
+    ``local_number`` is this learner's place among the ``local_count`` on its machine, where others
+    are elsewhere.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        resume: bool,
+        local_number: int = 0,
+        local_count: int | None = None,
+    ) -> None:
         self._run = run
         self._resume = resume
         self._config = run.read_config()
-        torch.set_num_threads(self._config.threads_per_learner(os.cpu_count() or 1))
-        self._device = choose_device(self._config, 0)
-        self._prep = Prep.open(Path(self._config.prep))
+        beside = local_count or self._config.learner_range[1]
+        cores = max(1, (os.cpu_count() or 1) // beside)
+        torch.set_num_threads(self._config.threads or cores)
+        self._device = choose_device(self._config, local_number)
+        self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
         self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
-        self._heldout = self._source(Part.HELDOUT) if self._config.validation.enabled else None
-        self._apart = self._config.validation.halves
+        checks = self._config.validation
+        checked = checks.enabled and checks.on is ValidationChoice.HELDOUT
+        self._heldout = self._source(Part.HELDOUT) if checked else None
+        self._apart = checks.halves
         if self._heldout is not None:
             everyone = np.zeros(len(self._heldout), dtype=np.int64)
             self._groups = halves(self._heldout) if self._apart else everyone
@@ -107,7 +120,7 @@ class Worker:
             checkpoint_every=examples_in(config, config.checkpoint.every),
             keep=config.checkpoint.keep,
             resume=self._resume,
-            log=self._run.log(int(os.environ.get(LEARNER, "0"))),
+            log=self._run.log(find_site().number),
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
@@ -152,7 +165,8 @@ class Worker:
     def _score(self, learner: Learner, model: nn.Module) -> None:
         """Scores a model, and tells it."""
         assert self._heldout is not None
-        examples = examples_in(self._config, self._config.validation.examples)
+        asked = examples_in(self._config, self._config.validation.examples)
+        examples = min(asked or len(self._heldout), len(self._heldout))
         parts = score_groups(model, self._heldout, self._groups, examples, self._device)
         train = score(model, self._train, examples, self._device)
         heldout = merge(parts)
@@ -166,11 +180,13 @@ class Worker:
             logprob=heldout.logprob,
             accuracy=heldout.accuracy,
             train_logprob=train.logprob,
+            train_accuracy=train.accuracy,
             **apart,
         )
         print(
             f"{100 * learner.progress:5.1f}%  held out: log-prob {heldout.logprob:.4f}, "
-            f"accuracy {100 * heldout.accuracy:.2f}%; train: log-prob {train.logprob:.4f}",
+            f"accuracy {100 * heldout.accuracy:.2f}%; "
+            f"train: log-prob {train.logprob:.4f}, accuracy {100 * train.accuracy:.2f}%",
             flush=True,
         )
 
@@ -180,6 +196,7 @@ class Worker:
             "data_wait_s": learner.meter.data_wait_s,
             "round_wait_s": learner.meter.round_wait_s,
             "bytes_sent": learner.bytes_sent,
+            "links": learner.links,
             "rounds": learner.rounds,
         }
         learner.event("left", **totals)
@@ -228,14 +245,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    try:
+    with in_one_line():
         Worker(RunDirectory.open(options.run), resume=options.resume).run()
-    except Abandoned as abandoned:
-        print(f"unisono: stopped, because {abandoned.who} failed", file=sys.stderr)
-        sys.exit(ABANDONED)
-    except UserError as error:
-        print(f"unisono: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":
