@@ -120,6 +120,7 @@ def _train_on_cluster(
             gpus=gpus,
             timeout=config.timeout_s,
             metrics=run.metrics,
+            links=config.links,
         ).run()
     return run, _result(outcome)
 
