@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WITH_RAY := $(VENV)/.with-ray
 
 .PHONY: demo test test-long lint types bench clean
 
@@ -12,7 +13,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
-test-long: $(READY)
+test-long: $(READY) $(WITH_RAY)
 	$(BIN)/python -m pytest -m long
 
 lint: $(READY)
@@ -31,6 +32,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $(READY)
+
+# 360 MB that only the long tests need; without them the tests of clusters are skipped.
+$(WITH_RAY): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster]'
+	@touch $(WITH_RAY)
 
 clean:
 	rm -rf $(VENV) demo-run build dist .mypy_cache .pytest_cache .ruff_cache

@@ -20,7 +20,8 @@ derivatives D_g = outputs and rank 80. Over the six layers sum D_x = 5566 and su
 So no less than 1.10 can be had if these products run as fast as the large ones. Rows are read and
 written once there, where seven passes are made: copy (with the column of ones, and N times the
 derivative of a mean), norm, product, update in place (a reading and a writing), norm, scale.
-docs/natural_gradient.md says where the rest goes.
+docs/natural_gradient.md says where the rest goes. `--device cuda` measures on a GPU instead, see
+natural_gradient_cuda.py.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+import natural_gradient_cuda
 import torch
 from torch import nn
 from torch.nn import functional
@@ -44,7 +46,14 @@ def main() -> None:
     """Prints the ratios."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=20, help="of four steps of each")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--profile", action="store_true", help="cuda: print the kernels")
     options = parser.parse_args()
+    if options.device == "cuda":
+        natural_gradient_cuda.main(options.blocks)
+        if options.profile:
+            natural_gradient_cuda.profile()
+        return
     torch.set_num_threads(1)
     models = [DNN(inputs=INPUTS, outputs=OUTPUTS, hidden=HIDDEN) for _ in range(2)]
     steps = [

@@ -68,6 +68,19 @@ class ScheduleChoice(str, Enum):
     WARMUP = "warmup"
 
 
+def read_range(text: str) -> tuple[int, int]:
+    """Reads `N` or `MIN:MAX`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _RANGE.fullmatch(text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+    return least, most
+
+
 def default_rate(optimizer: OptimizerChoice) -> float:
     """Returns the learning rate that an optimizer starts with when none is asked for.
 
@@ -178,6 +191,44 @@ class NaturalGradient(Table):
     )
 
 
+class Recipe(Table):
+    """`[recipe]`: Kaldi's rules for rounds of averaging; see docs/kaldi_recipe.md."""
+
+    enabled: bool = Field(
+        default=False, description="follow Kaldi's rules; each of those below can be turned off"
+    )
+    first_learners: Count = Field(
+        default=0, description="learners at the start, from which they ramp up; 0: all at once"
+    )
+    rate_by_round: bool = Field(
+        default=True, description="one learning rate a round; the last round has the final one"
+    )
+    divide_decay: bool = Field(
+        default=True, description="divide weight decay by the number of learners"
+    )
+    best_first: bool = Field(
+        default=True, description="the first round keeps the best learner's model alone"
+    )
+    gentle_first: bool = Field(
+        default=True,
+        description="first round: half minibatches, max_change_total divided by sqrt 2",
+    )
+    gap: Amount = Field(
+        default=1.0,
+        description="leave learners out that are so much worse in log-prob a frame; 0: nobody",
+    )
+    dropout: str = Field(
+        default="",
+        description="share dropped against data seen, as 0,0@0.2,0.5@0.5,0; empty: network.dropout",
+    )
+    combine: Count = Field(
+        default=20, description="last rounds whose models the final one is chosen from; 0: none"
+    )
+    statistics: bool = Field(
+        default=True, description="batch norm: estimate the final model's statistics anew"
+    )
+
+
 class Validation(Table):
     """`[validation]`: checks of the consensus on held-out frames."""
 
@@ -202,6 +253,16 @@ class Checkpoint(Table):
         default=0, description="examples between two checkpoints; 0: once an epoch"
     )
     keep: Positive = Field(default=2, description="newest checkpoints kept")
+
+
+class Links(Table):
+    """`[links]`: connections between machines; on one machine there are none."""
+
+    interface: str = Field(
+        default="",
+        description="interface or address to listen on; empty: the one on the way to the others",
+    )
+    encrypt: bool = Field(default=False, description="let nobody else read what travels")
 
 
 class Config(Table):
@@ -243,24 +304,28 @@ class Config(Table):
     agreement: dict[str, Option] = Field(
         default={}, description="options of the chosen strategy, checked by the strategy"
     )
+    recipe: Recipe = Recipe()
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
+    links: Links = Links()
 
     @field_validator("learners", mode="before")
     @classmethod
     def _learners_are_a_range(cls, value: object) -> object:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if isinstance(text, str):
-            found = _RANGE.fullmatch(text)
-            if not found or not 1 <= int(found[1]) <= int(found[2] or found[1]):
-                raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+            read_range(text)
         return text
 
     @property
     def learner_range(self) -> tuple[int, int]:
         """The fewest and the most learners."""
-        least, _, most = self.learners.partition(":")
-        return int(least), int(most or least)
+        return read_range(self.learners)
+
+    @property
+    def first_learners(self) -> int:
+        """How many learners the run begins with: on one host all, on a cluster the fewest."""
+        return self.learner_range[0 if self.cluster else 1]
 
     @property
     def strategy_name(self) -> str:

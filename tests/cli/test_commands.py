@@ -96,6 +96,7 @@ def test_every_command_has_help(run: Run) -> None:
         "compare",
         "bench",
         "report",
+        "doctor",
     )
     for command in commands:
         status, text, _ = run(command, "--help")
@@ -116,7 +117,7 @@ def test_every_command_has_help(run: Run) -> None:
         (["train", "PREP", "--model", "dmn"], ["dmn", "dnn"]),
         (["train", "PREP", "--optimizer", "ng-sdg"], ["optimizer", "ng-sgd"]),
         (["train", "PREP", "--set", "natural_gradient.rank_in=0"], ["natural_gradient.rank_in"]),
-        (["train", "PREP", "--cluster", "auto"], ["cluster"]),
+        (["train", "PREP", "--cluster", "ray://nowhere:1"], ["--cluster", "Ray client"]),
         (["train", "PREP", "--strategy", "solo", "--learners", "2"], ["solo", "2"]),
         (["launch", "nowhere.py"], ["nowhere.py"]),
         (["report", "NOWHERE"], ["NOWHERE"]),

@@ -18,6 +18,11 @@ SETUPS: dict[str, Setup] = {
     "one host": Threads(sockets=False),
     "several hosts": Threads(sockets=True),
     "processes": RealProcesses(),
+    "processes on a network": RealProcesses(network=True),
+}
+NETWORKS = {
+    "plain": Threads(sockets=True, network=True),
+    "encrypted": Threads(sockets=True, network=True, encrypt=True),
 }
 
 
@@ -38,6 +43,14 @@ def test_conforms(setup: str, case: Case) -> None:
 @pytest.mark.parametrize(("setup", "case"), staged(["one host", "several hosts"]))
 def test_conforms_when_threads_switch_all_the_time(setup: str, case: Case) -> None:
     SETUPS[setup].run(case)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_hectic")
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("case", cases([Ability.RETURN]), ids=lambda case: case.name)
+def test_conforms_on_a_network_when_threads_switch_all_the_time(case: Case, network: str) -> None:
+    NETWORKS[network].run(case)
 
 
 @pytest.mark.parametrize("case", cases(Ability), ids=lambda case: case.name)
@@ -73,7 +86,7 @@ def test_a_failure_of_one_player_ends_the_case(setup: str) -> None:
 
 @pytest.mark.parametrize("setup", SETUPS)
 def test_who_hangs_is_named_with_the_place(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.testing.fabrics.LIMIT", 2.0 if setup == "processes" else 0.3)
+    monkeypatch.setattr("unisono.testing.fabrics.LIMIT", 2.0 if "processes" in setup else 0.3)
     case = Case(hangs, (learner(0),))
     with pytest.raises((Stuck, TimeoutError, AssertionError), match=r"(?s)learner.0.*hangs"):
         SETUPS[setup].run(case)

@@ -70,6 +70,15 @@ def test_a_checkpoint_is_seen_when_it_is_whole(tmp_path: Path) -> None:
         assert part["also"] == {"n": [1, (2.5, None)]}
 
 
+def test_parts_are_taken_in_order_where_numbers_are_missing(tmp_path: Path) -> None:
+    for number in (0, 4, 12):
+        folder = write_part(tmp_path, 7, number, state(float(number)))
+    commit(folder, POOL, keep=2)
+    (folder,) = checkpoints(tmp_path)
+    found = [float(read_part(folder, number)["model"]["w"][0, 0]) for number in range(4)]
+    assert found == [0.0, 4.0, 12.0, 0.0]
+
+
 def test_only_the_newest_stay(tmp_path: Path) -> None:
     for agreement in (3, 10, 200):
         write(tmp_path, agreement, keep=2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import xml.etree.ElementTree as ET
@@ -136,3 +137,24 @@ def test_faults_are_one_line(make_run: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         write_report([make_run().path], tmp_path / "none" / "out.html")
     assert "out.html" not in os.listdir(tmp_path)
+
+
+def test_words_that_were_decoded_into_the_run(make_run: Any) -> None:
+    run = make_run()
+    assert "Words</h2>" not in write_report([run.path], run.report).read_text(encoding="utf-8")
+    score = {"wer": 0.125, "interval": [0.1, 0.15], "cer": 0.0625, "words": 1234}
+    facts = {"clean & near": {**score, "ins": 7, "del": 11, "sub": 136}, "no text": {"model": "x"}}
+    for name, content in facts.items():
+        (run.path / name).mkdir()
+        (run.path / name / "score.json").write_text(json.dumps(content))
+    (run.path / "torn").mkdir()
+    (run.path / "torn" / "score.json").write_text("{")
+    text = write_report([run.path], run.report).read_text(encoding="utf-8")
+    tables = re.findall(r"<table>.*?</table>", text, flags=re.DOTALL)
+    rows = list(ET.fromstring(tables[1]).iter("tr"))
+    assert len(rows) == 2
+    cells = [cell.text for cell in rows[1]]
+    assert cells[1:] == [
+        "clean & near", "12.5 %", "10.0 % and 15.0 %", "1,234", "7", "11", "136", "6.2 %"
+    ]  # fmt: skip
+    assert "word errors, clean &amp; near" in text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
+from unisono.events import UserError
 from unisono.speech.crew import Crew
 
 
@@ -20,6 +22,11 @@ def add(base: int, item: int) -> tuple[int, int]:
 
 def fail(base: int, item: int) -> int:
     raise ValueError(f"item {item}")
+
+
+def die(base: int, item: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return item
 
 
 def test_one_process_is_this_one_and_reads_as_it_goes() -> None:
@@ -54,3 +61,5 @@ def test_two_processes_give_the_same_in_order_and_read_little_ahead() -> None:
         assert os.getpid() not in {process for _, process in rest}
         with pytest.raises(ValueError, match="item 0"):
             list(crew.map(fail, range(3)))
+        with pytest.raises(UserError, match="was killed"):
+            list(crew.map(die, range(3)))

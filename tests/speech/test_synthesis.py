@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from unisono.events import UserError
-from unisono.speech import synthesis
+from unisono.speech import speaking, synthesis
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.ctm import read_ctm
 from unisono.speech.lexicon import Lexicon
@@ -121,7 +121,7 @@ def test_espeak_is_never_in_this_process(made: Path) -> None:
 
 
 def test_without_the_extra_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthesis, "find_spec", lambda _: None)
+    monkeypatch.setattr(speaking, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'unisono\[demo\]'") as caught:
         synthesize(tmp_path / "data", HOW, print)
     assert "\n" not in str(caught.value)
@@ -140,8 +140,8 @@ def test_a_program_that_fails_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, word: str
 ) -> None:
     command = (sys.executable, "-I", "-c", program)
-    monkeypatch.setattr(synthesis, "_find_espeak", lambda: (command, ["a", "b"]))
-    monkeypatch.setattr(synthesis, "_TIMEOUT_S", 2)
+    monkeypatch.setattr(synthesis, "find_espeak", lambda: (command, ["a", "b"]))
+    monkeypatch.setattr(speaking, "_TIMEOUT_S", 1)
     with pytest.raises(UserError, match=word) as caught:
         synthesize(tmp_path / "data", HOW, lambda _: None)
     assert "\n" not in str(caught.value)

@@ -14,6 +14,7 @@ from unisono.fabric.kernel import Kernel, Network
 from unisono.fabric.schedules import Seeded
 from unisono.fabric.simulated import SimulatedNode
 from unisono.strategies.collective import Aborted, Collective
+from unisono.strategies.selection import Bid, KeepGood
 from unisono.testing.ledger import numbers
 
 Work = Callable[[SimulatedNode, Collective], None]
@@ -47,8 +48,10 @@ def test_it_is_the_weighted_mean(members: int, size: int) -> None:
         number = node.address.number
         x = TensorVector(torch.tensor(values[number]))
         result = x.like()
-        notes = collective.mean(addresses, (0, 0), x, weights[number], [number], result)
-        assert notes == {address: [address.number] for address in addresses}
+        bid = Bid(weights[number], None)
+        parts = collective.mean(addresses, (0, 0), x, bid, [number], result)
+        assert parts.notes == {address: [address.number] for address in addresses}
+        assert not parts.left_out
         assert np.array_equal(numbers(x), values[number])
         results[number] = numbers(result)
 
@@ -60,6 +63,28 @@ def test_it_is_the_weighted_mean(members: int, size: int) -> None:
         assert np.array_equal(result, results[0])
 
 
+def test_a_rule_decides_whose_vectors_are_in_it() -> None:
+    """The second is 1.1 worse than the best, the last has trained nothing."""
+    said = [Bid(4, -2.0), Bid(4, -3.1), Bid(2, -2.9), Bid(0, None)]
+    addresses = [learner(number) for number in range(4)]
+    values = np.random.default_rng(0).normal(size=(4, 6))
+    results = {}
+
+    def work(node: SimulatedNode, collective: Collective) -> None:
+        number = node.address.number
+        x = TensorVector(torch.tensor(values[number]))
+        result = x.like()
+        rule = KeepGood(tell=lambda: said[number].objective)
+        parts = collective.mean(addresses, (3, 0), x, said[number], number, result, rule)
+        assert parts.left_out == {addresses[1]}
+        results[number] = numbers(result)
+
+    together(4, work)
+    for result in results.values():
+        np.testing.assert_allclose(result, (4 * values[0] + 2 * values[2]) / 6, rtol=1e-12)
+        assert np.array_equal(result, results[0])
+
+
 @pytest.mark.parametrize("weight", [1, 3, 7, 12345])
 def test_one_member_gets_exactly_its_own_back(weight: int) -> None:
     """Weights are normalised before they multiply: 3 x / 3 is not x."""
@@ -67,7 +92,7 @@ def test_one_member_gets_exactly_its_own_back(weight: int) -> None:
 
     def work(node: SimulatedNode, collective: Collective) -> None:
         result = x.like()
-        collective.mean([node.address], (0, 0), x, weight, None, result)
+        collective.mean([node.address], (0, 0), x, Bid(weight, None), None, result)
         assert torch.equal(result.tensor, x.tensor)
 
     together(1, work)
@@ -84,7 +109,7 @@ def test_the_bits_do_not_depend_on_the_schedule(seed: int) -> None:
     def work(node: SimulatedNode, collective: Collective) -> None:
         x = TensorVector(torch.tensor(values[node.address.number]))
         result = x.like()
-        collective.mean(addresses, (0, 0), x, 5, None, result)
+        collective.mean(addresses, (0, 0), x, Bid(5, None), None, result)
         assert torch.equal(result.tensor, expected.tensor)
 
     together(4, work, seed)
@@ -100,7 +125,7 @@ def test_a_death_ends_it_for_everybody() -> None:
         x = TensorVector.zeros(6)
         node.spawn("news", lambda: (node.sleep(1.0), node.set_members(view(2, a, b)))[1])
         try:
-            collective.mean([a, b, c], (0, 0), x, 1, None, x.like())
+            collective.mean([a, b, c], (0, 0), x, Bid(1, None), None, x.like())
         except (Gone, Aborted) as end:
             ends[node.address.number] = type(end)
 
@@ -125,7 +150,7 @@ def test_many_broken_ones_in_a_row_use_up_nobodys_credit() -> None:
         x = TensorVector.zeros(6)
         for attempt in range(attempts):
             with pytest.raises((Gone, Aborted)):
-                collective.mean([a, b, c], (0, attempt), x, 1, None, x.like())
+                collective.mean([a, b, c], (0, attempt), x, Bid(1, None), None, x.like())
             node.sleep(2.0 * (attempt + 1) - node.now())
         done.append(node.address.number)
 
@@ -145,7 +170,7 @@ def test_one_that_gave_up_an_earlier_one_is_not_waited_for() -> None:
             node.sleep(5.0)
             return
         with pytest.raises(Aborted):
-            collective.mean([a, b], (1, 0), x, 1, None, x.like())
+            collective.mean([a, b], (1, 0), x, Bid(1, None), None, x.like())
         ends.append("woken")
 
     together(2, work)
@@ -163,7 +188,7 @@ def test_one_that_was_helped_over_it_is() -> None:
         else:
             node.sleep(1.0)
         result = x.like()
-        collective.mean([a, b], (1, 0), x, 1, None, result)
+        collective.mean([a, b], (1, 0), x, Bid(1, None), None, result)
         results.append(result)
 
     together(2, work)

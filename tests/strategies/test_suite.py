@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,6 +11,7 @@ from unisono.strategies import (
     AllReduce,
     AveragedServer,
     Averaging,
+    Bid,
     BlockMomentum,
     DelayByOne,
     Division,
@@ -34,6 +36,22 @@ OVERLAPPING = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2
 AVERAGED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=0)
 SHARDED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=1)
 
+LEAVING_OUT = Promises(keeps_mean=False, loses_after=0)
+
+
+@dataclass(frozen=True)
+class ByTurns:
+    """A rule that leaves one of those who trained out, another one each time."""
+
+    def objective(self) -> float | None:
+        return None
+
+    def weights(self, bids: Sequence[Bid], agreement: int) -> list[float]:
+        trained = [place for place, bid in enumerate(bids) if bid.examples > 0]
+        out = trained[agreement % len(trained)] if len(trained) > 1 else None
+        return [0.0 if place == out else float(bid.examples) for place, bid in enumerate(bids)]
+
+
 STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "allreduce": (AllReduce, PLAIN, 120),
     "dealt": (lambda: Averaging(every=8), PLAIN, 120),
@@ -50,6 +68,12 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
         lambda: Averaging(every=8, division=Division.DRAWN, outer=Nesterov()),
         MOMENTUM,
         45,
+    ),
+    "leaving-out": (lambda: Averaging(every=8, selection=ByTurns()), LEAVING_OUT, 60),
+    "leaving-out-drawn": (
+        lambda: Averaging(every=8, division=Division.DRAWN, selection=ByTurns()),
+        LEAVING_OUT,
+        60,
     ),
     "delay-by-one": (DelayByOne, PLAIN, 60),
     "gossip-fixed": (lambda: GossipFixed(every=8), PAIRS, 120),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,18 +11,30 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from unisono.testing.logs import read_logs
+
+WAYS = {
+    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
+    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
+    "gossip": ["gossip-random", "--set", "agreement.every=512"],
+    "server": ["server", "--set", "agreement.push_every=2"],
+}
+"""What follows `--strategy` for four strategies that differ in what a death does to them."""
+
 
 class Command:
     """`unisono ...` as a process of its own, with its children in sight."""
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(
+        self, *arguments: str, cwd: Path, environment: dict[str, str] | None = None
+    ) -> None:
         self._out = (cwd / f"command-{len(list(cwd.iterdir()))}.txt").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "unisono", *arguments],
             stdout=self._out,
             stderr=subprocess.STDOUT,
             cwd=cwd,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
 
     def output(self) -> str:
@@ -69,3 +82,19 @@ def until(condition: Callable[[], bool], seconds: float = 100.0, what: str = "")
 
 def lines_of(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
+
+
+def summary_of(out: Path) -> dict[str, object]:
+    summary: dict[str, object] = json.loads((out / "summary.json").read_text())
+    return summary
+
+
+def check_coverage(out: Path, summary: dict[str, object]) -> list[int]:
+    """Every position in exactly one agreement, by the learners' own logs; returns the redone."""
+    counts = summary["minibatches"]
+    assert isinstance(counts, dict)
+    coverage = read_logs(out / "logs")
+    total = counts["settled"] + counts["skipped"]
+    assert coverage.problems(total) == []
+    assert counts["leased"] == counts["settled"] + counts["skipped"] + counts["returned"]
+    return coverage.redone

@@ -31,8 +31,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Starts commands in the test's own folder; whatever happens, none is left."""
     commands: list[Command] = []
 
-    def run(*arguments: object) -> Command:
-        commands.append(Command(*[str(a) for a in arguments], cwd=tmp_path))
+    def run(*arguments: object, environment: dict[str, str] | None = None) -> Command:
+        words = [str(a) for a in arguments]
+        commands.append(Command(*words, cwd=tmp_path, environment=environment))
         return commands[-1]
 
     yield run

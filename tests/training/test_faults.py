@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -11,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command, lines_of, until
-
-from unisono.testing.logs import read_logs
+from commands import WAYS, Command, check_coverage, lines_of, summary_of, until
 
 Start = Callable[..., Command]
 
@@ -28,14 +25,6 @@ def later(way: str) -> Any:
     return pytest.param(way, marks=pytest.mark.long)
 
 
-WAYS = {
-    "dealt": ["averaging", "--set", "agreement.division=dealt", "--set", "agreement.every=512"],
-    "drawn": ["averaging", "--set", "agreement.division=drawn", "--set", "agreement.every=512"],
-    "gossip": ["gossip-random", "--set", "agreement.every=512"],
-    "server": ["server", "--set", "agreement.push_every=2"],
-}
-
-
 def start_training(
     start: Start, prep: Path, out: Path, way: str, *more: str, timeout: float = SLOW_TIMEOUT
 ) -> Command:
@@ -44,22 +33,6 @@ def start_training(
         "--set", "minibatch=64", "--set", "network.hidden=[128]", "--set", "threads=1",
         "--set", f"timeout_s={timeout}", *more,
     )  # fmt: skip
-
-
-def summary_of(out: Path) -> dict[str, object]:
-    summary: dict[str, object] = json.loads((out / "summary.json").read_text())
-    return summary
-
-
-def check_coverage(out: Path, summary: dict[str, object]) -> list[int]:
-    """Every position in exactly one agreement, by the learners' own logs; returns the redone."""
-    counts = summary["minibatches"]
-    assert isinstance(counts, dict)
-    coverage = read_logs(out / "logs")
-    total = counts["settled"] + counts["skipped"]
-    assert coverage.problems(total) == []
-    assert counts["leased"] == counts["settled"] + counts["skipped"] + counts["returned"]
-    return coverage.redone
 
 
 @pytest.mark.parametrize("way", ["dealt", "drawn", "server", later("gossip")])
@@ -148,5 +121,5 @@ def test_an_exception_ends_the_run_everywhere(start: Start, tmp_path: Path, stra
     first = output.index("RuntimeError: a bug of learner 1")
     assert "Traceback" in output[:first]
     assert output.count("Traceback") == 1, output
-    assert output.count("stopped, because learner-1.0#0 failed") == 2
+    assert output.count("stopped, because learner 1 failed") == 2
     assert "unisono: learner 1 failed (exit status 1)" in output[first:]

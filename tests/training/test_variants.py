@@ -99,6 +99,7 @@ def test_rates_are_sorted_numbers_above_zero() -> None:
         ("strategy=solo", "--strategies"),
         ("agreement.every=4", "averaging:every=VALUE"),
         ("validation.enabled=false", "nothing can be compared"),
+        ("validation.on=none", "nothing can be compared"),
         ("epoch=3", "unknown key"),
     ],
 )

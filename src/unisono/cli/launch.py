@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unisono.events import UserError
-from unisono.training.launch import Launch
+from unisono.training.launch_script import launch_script
 
 
 def launch(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.PY", help="Your own training script.")],
-    learners: Annotated[int, typer.Option(help="Learners, a process each.", min=1)] = 2,
+    learners: Annotated[
+        str, typer.Option(help="Learners, a process each: N, or MIN:MAX on a cluster.")
+    ] = "2",
+    cluster: Annotated[
+        str, typer.Option(help="A Ray cluster: auto or ADDRESS.  [default: this machine]")
+    ] = "",
     timeout: Annotated[
         float, typer.Option(help="Seconds a silent learner is believed to live.")
     ] = 10.0,
     threads: Annotated[int, typer.Option(help="Cores a learner; 0: cores // learners.")] = 0,
 ) -> None:
-    """Run a script with `unisono.Learner` in it on several learners of this machine."""
-    if not script.is_file():
-        raise UserError(f"there is no script {script}")
-    command = [sys.executable, "-m", "unisono.training.script", str(script), *context.args]
-    outcome = Launch(command=command, learners=learners, timeout=timeout, threads=threads).run()
+    """Run a script with `unisono.Learner` in it on several learners, which live and die alone."""
+    outcome = launch_script(
+        script,
+        tuple(context.args),
+        learners=learners,
+        cluster=cluster,
+        timeout=timeout,
+        threads=threads,
+    )
     if outcome.failed:
         raise UserError(outcome.reason)

@@ -10,6 +10,7 @@ from unisono.cli.bench import bench
 from unisono.cli.compare import compare
 from unisono.cli.decode import decode
 from unisono.cli.demo import demo
+from unisono.cli.doctor import doctor
 from unisono.cli.export import export
 from unisono.cli.launch import launch
 from unisono.cli.prepare import prepare
@@ -34,6 +35,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(compare)
 app.command()(export)
 app.command()(bench)
+app.command()(doctor)
 app.command()(report)
 
 

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from unisono.config import ValidationChoice, load
+from unisono.runs.summary import Summary
 from unisono.training import train as training
+from unisono.training.ends import in_one_line
+from unisono.training.torchrun import Rank, train_as_rank
 
 
 def train(
@@ -50,10 +53,11 @@ def train(
     ] = False,
 ) -> None:
     """Train a model on prepared data, with any number of learners and any strategy."""
+    rank = Rank.from_environment()
     flags = {
         "prep": None if prep is None else str(prep.resolve()),
         "strategy": strategy,
-        "learners": learners,
+        "learners": learners if rank is None else learners or str(rank.count),
         "cluster": cluster,
         "model": model,
         "optimizer": optimizer,
@@ -62,7 +66,14 @@ def train(
         "validation.on": None if validation is None else validation.value,
     }
     file = out / "config.toml" if resume and config is None and out.exists() else config
-    summary = training.train(load(file, sets or [], flags), out, resume=resume)
+    settings = load(file, sets or [], flags)
+    if rank is None:
+        summary: Summary | None = training.train(settings, out, resume=resume)
+    else:
+        with in_one_line():
+            summary = train_as_rank(rank, settings, out, resume=resume)
+    if summary is None:
+        return
     for line in summary.lines():
         typer.echo(line)
     typer.echo(f"report: {out / 'report.html'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.coordinator.service import BEATS, PATIENCE, PORT
-from unisono.fabric.address import COORDINATOR
+from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.base import Body, Cancelled, Fabric, Gone, View
 
 
@@ -20,6 +20,13 @@ class Abandoned(Exception):  # noqa: N818
         super().__init__(f"{who} failed:\n{traceback}")
         self.who = who
         self.traceback = traceback
+
+    @property
+    def line(self) -> str:
+        """Why, in one line: what the coordinator itself finds is said in one."""
+        if self.who == str(COORDINATOR):
+            return self.traceback
+        return f"{Address.parse(self.who).name} failed"
 
 
 class CoordinatorLost(Exception):  # noqa: N818

@@ -28,7 +28,11 @@ class Service:
     """Runs the state machine.
 
     ``timeout`` is the one time that the user sets: a learner that is silent for so long is declared
-    dead. On one host a killed process is seen at once, by the end of its connection.
+    dead. A killed process is seen at once: by the end of its connection on one host, by its place,
+    where nobody listens any more, on several. ``fixed``: nobody may be lost, or the run has failed.
+    A run begins when the ``expected`` learners are there; who has not come after a while is not
+    waited for, unless the run ``waits_for_all``, because whoever starts them sees to it that they
+    come. Events have the time since the run ``began``, maybe in an earlier life of the coordinator.
     """
 
     def __init__(
@@ -38,21 +42,27 @@ class Service:
         *,
         expected: int,
         timeout: float,
+        fixed: bool = False,
         sink: Sink | None = None,
         on_checkpoint: Sink | None = None,
+        waits_for_all: bool = False,
+        began: float | None = None,
     ) -> None:
         self.state = State(expected)
         self._fabric = fabric
         self._journal = journal
         self._timeout = timeout
+        self._fixed = fixed
+        self._waits_for_all = waits_for_all
         self._sink = sink or (lambda event: None)
         self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
         self._outbox = Outbox(fabric)
         self._unacknowledged: dict[Address, int] = {}
-        self._began = fabric.now()
-        self._stay_until = self._began
-        self._looked = self._began
+        now = fabric.now()
+        self._began = now if began is None else began
+        self._stay_until = now
+        self._looked = now
         self._deserted: float | None = None
         self._first_came: float | None = None
         self._orphaned: float | None = None
@@ -66,6 +76,7 @@ class Service:
             operations += self._find_silent()
             operations += self._start_without_the_missing()
             operations += self._give_up_orphans()
+            operations += self._fail_of_a_loss(operations)
             outputs: list[Output] = []
             for operation in operations:
                 self._tell_of(operation)
@@ -189,7 +200,7 @@ class Service:
         return [{"kind": "lost", "who": str(a), "reason": reason} for a in silent]
 
     def _start_without_the_missing(self) -> list[dict[str, Any]]:
-        if self.state.started or not self.state.learners:
+        if self.state.started or not self.state.learners or self._waits_for_all:
             self._first_came = None
             return []
         now = self._fabric.now()
@@ -208,6 +219,17 @@ class Service:
             return []
         reason = "every learner that had the model is gone; go on from a checkpoint with --resume"
         return [{"kind": "failed", "who": str(self._fabric.address), "traceback": reason}]
+
+    def _fail_of_a_loss(self, operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What follows from losing a learner, where that ends the run."""
+        if not self._fixed or self.state.failure is not None:
+            return []
+        for operation in operations:
+            who = Address.parse(operation["who"])
+            if operation["kind"] == "lost" and who in self.state.learners:
+                text = f"{who.name} was lost ({operation['reason']}); go on with --resume"
+                return [{"kind": "failed", "who": str(self._fabric.address), "traceback": text}]
+        return []
 
     def _send(self, output: Output) -> None:
         if output.to == self._fabric.address:

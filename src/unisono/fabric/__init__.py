@@ -13,9 +13,10 @@ from unisono.fabric.base import (
     Member,
     Message,
     TimedOut,
+    Traffic,
     View,
 )
-from unisono.fabric.vector import SizeVector, TensorVector, Vector
+from unisono.fabric.vector import Precision, SizeVector, TensorVector, Vector
 
 __all__ = [
     "COORDINATOR",
@@ -28,9 +29,11 @@ __all__ = [
     "Gone",
     "Member",
     "Message",
+    "Precision",
     "SizeVector",
     "TensorVector",
     "TimedOut",
+    "Traffic",
     "Vector",
     "View",
     "learner",

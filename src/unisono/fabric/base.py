@@ -49,6 +49,16 @@ class Member(NamedTuple):
     endpoint: str
 
 
+@dataclass
+class Traffic:
+    """What a node has sent to one receiver."""
+
+    bytes: int = 0
+    """Of vectors."""
+    seconds: float = 0.0
+    """During which some of them were on their way over a network; 0 where there is none."""
+
+
 @dataclass(frozen=True)
 class View:
     """Who takes part, as the coordinator said last."""
@@ -189,6 +199,11 @@ class Fabric(Protocol):
 
     def close(self) -> None:
         """Cancels, waits for the activities, and gives everything back."""
+        ...
+
+    @property
+    def traffic(self) -> Mapping[Address, Traffic]:
+        """What this node has sent, by receiver."""
         ...
 
     @property

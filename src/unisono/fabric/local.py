@@ -1,17 +1,20 @@
-"""The fabric of one host: activities are threads, messages go through Unix sockets."""
+"""The fabric of real machines: activities are threads, messages go through sockets."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from unisono.events import UserError
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.base import Member, Message
-from unisono.fabric.lines import SocketReceiver
+from unisono.fabric.base import Member, Message, Traffic
+from unisono.fabric.endpoints import join, local_path
+from unisono.fabric.gate import Gate, Network
+from unisono.fabric.lines import Line, SocketLine, SocketReceiver
 from unisono.fabric.node import LocalNode
 from unisono.fabric.reactor import Reactor
 from unisono.fabric.slots import Slots
@@ -27,18 +30,35 @@ _NOBODY_THERE = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError
 class Host:
     """This process' part of the fabric. It may hold several nodes.
 
-    Without a ``directory`` it is alone: no socket, no thread of its own. With one it listens on a
-    Unix socket in it, and reaches the other processes of the run.
+    Without a ``directory`` and a ``network`` it is alone: no socket, no thread of its own. With a
+    directory it listens on a Unix socket in it, and reaches the other processes of this machine;
+    with a network also on a port, and reaches those of other machines.
     """
 
-    def __init__(self, directory: Path | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        name: str | None = None,
+        *,
+        network: Network | None = None,
+    ) -> None:
         self._nodes: dict[Address, LocalNode] = {}
         self._receivers: list[SocketReceiver] = []
+        self._listener: socket.socket | None = None
+        self._gate: Gate | None = None
         self.slots = Slots()
         self.reactor: Reactor | None = None
         self.endpoint = ""
-        if directory is None:
-            return
+        if directory is not None:
+            self._listen_in(directory, name)
+        if directory is not None or network is not None:
+            self.reactor = Reactor(self._fail)
+        if network is not None:
+            assert self.reactor is not None
+            self._gate = Gate(network, self.reactor, self._greeted, self._tell_lost)
+            self.endpoint = join(self._gate.place, self._path if directory else None)
+
+    def _listen_in(self, directory: Path, name: str | None) -> None:
         path = directory / (name or f"{os.getpid()}.{id(self):x}.sock")
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise UserError(f"{path} is too long a name for a socket: set TMPDIR to a shorter one")
@@ -46,7 +66,6 @@ class Host:
         self._listener = _listen_at(path)
         self._inode = path.stat().st_ino
         self.endpoint = f"unix:{path}"
-        self.reactor = Reactor(self._fail)
 
     def node(self, address: Address, coordinator: str = "") -> LocalNode:
         """A node in this process; ``coordinator`` is the coordinator's endpoint elsewhere.
@@ -75,15 +94,31 @@ class Host:
         if self.reactor is not None:
             self.reactor.call(lambda: self._end_receivers_of(address))
 
-    def connect(self, endpoint: str) -> socket.socket | None:
-        """A connection, or None if nobody listens there."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            sock.connect(endpoint.removeprefix("unix:"))
-        except _NOBODY_THERE:
-            sock.close()
-            return None
-        return sock
+    def line(
+        self,
+        sender: Address,
+        to: Member,
+        changed: threading.Condition,
+        traffic: Traffic,
+        on_ready: Callable[[Line], None],
+        on_end: Callable[[Line], None],
+    ) -> Line | None:
+        """A connection to a member elsewhere, or None if nobody listens there.
+
+        ``on_ready`` is called when the member has accepted it, ``on_end`` once at the end; both in
+        the reactor's thread.
+        """
+        assert self.reactor is not None
+        greeting = {"from": str(sender), "to": str(to.address)}
+        path = local_path(to.endpoint)
+        if path is not None:
+            sock = _connect(path)
+            if sock is None:
+                return None
+            return SocketLine(sock, self.reactor, self.slots, greeting, changed, on_ready, on_end)
+        if self._gate is None:
+            raise UserError(f"{to.address.name} is at {to.endpoint}: on another machine")
+        return self._gate.line(to.endpoint, greeting, changed, traffic, on_ready, on_end)
 
     def drain(
         self, receiver: Address, senders: set[Address], then: Callable[[], None], *, end: bool
@@ -99,6 +134,8 @@ class Host:
                     connection.drain()
                     if end:
                         connection.end()
+            if self._gate is not None:
+                self._gate.drain(receiver, senders, end=end)
             then()
 
         if not senders or self.reactor is None or not self.reactor.run(work):
@@ -113,15 +150,20 @@ class Host:
         reactor = self.reactor
 
         def shut() -> None:
-            reactor.forget(self._listener)
-            self._listener.close()
+            if self._listener is not None:
+                reactor.forget(self._listener)
+                self._listener.close()
             for receiver in list(self._receivers):
                 receiver.end()
+            if self._gate is not None:
+                self._gate.shut()
 
         if not reactor.run(shut):
             return
         reactor.stop()
         self.slots.close()
+        if self._listener is None:
+            return
         with suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:  # and not a successor's
                 self._path.unlink()
@@ -130,14 +172,19 @@ class Host:
         for receiver in list(self._receivers):
             if receiver.receiver == address:
                 receiver.end()
+        if self._gate is not None:
+            self._gate.end_sessions_of(address)
 
     def _listen(self) -> None:
         assert self.reactor is not None
-        self.reactor.watch(self._listener, self._accept, None)
+        if self._listener is not None:
+            self.reactor.watch(self._listener, self._accept, None)
+        if self._gate is not None:
+            self._gate.open()
 
     def _accept(self) -> None:
         assert self.reactor is not None
-        while True:
+        while self._listener is not None:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -158,9 +205,23 @@ class Host:
     def _receiver_ended(self, receiver: SocketReceiver) -> None:
         if receiver in self._receivers:
             self._receivers.remove(receiver)
-        node = None if receiver.receiver is None else self._nodes.get(receiver.receiver)
-        if node is not None and receiver.sender is not None:
-            node.tell_lost(receiver.sender)
+        if receiver.receiver is not None and receiver.sender is not None:
+            self._tell_lost(receiver.receiver, receiver.sender)
+
+    def _tell_lost(self, receiver: Address, sender: Address) -> None:
+        node = self._nodes.get(receiver)
+        if node is not None:
+            node.tell_lost(sender)
+
+
+def _connect(path: str) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(path)
+    except _NOBODY_THERE:
+        sock.close()
+        return None
+    return sock
 
 
 def _listen_at(path: Path) -> socket.socket:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.base import Body, Cancelled, Gone, Member, Message, View, encode
-from unisono.fabric.lines import Line, LoopLine, SocketLine
+from unisono.fabric.base import Body, Cancelled, Gone, Member, Message, Traffic, View, encode
+from unisono.fabric.lines import Line, LoopLine
 from unisono.fabric.parking import check_parking
 from unisono.fabric.ports import Port
 from unisono.fabric.vector import TensorVector, Vector
@@ -45,7 +44,7 @@ class LocalNode:
         self._reason: BaseException | None = None
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.bytes_sent = 0
+        self.traffic: dict[Address, Traffic] = {}
 
     @property
     def address(self) -> Address:
@@ -185,7 +184,16 @@ class LocalNode:
         line.send(port, data, vector, check if wait else None)
         if vector is not None:
             with self._lock:
-                self.bytes_sent += vector.nbytes
+                self._traffic(to).bytes += vector.nbytes
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of vectors that this node has sent."""
+        with self._lock:
+            return sum(traffic.bytes for traffic in self.traffic.values())
+
+    def _traffic(self, to: Address) -> Traffic:
+        return self.traffic.setdefault(to, Traffic())
 
     def _wait_until_known(self, to: Address, check: Callable[[], None]) -> None:
         """In a run: who is named may be in a view that still lies in another port."""
@@ -280,13 +288,14 @@ class LocalNode:
         assert self._host.reactor is not None
         if self._over.is_set():
             return
-        sock = self._host.connect(self._endpoints[COORDINATOR])
-        if sock is None:
+        coordinator = Member(COORDINATOR, self._endpoints[COORDINATOR])
+        found, lost = self._coordinator_found, self._coordinator_lost
+        changed, traffic = self._credit_changed, self._traffic(COORDINATOR)
+        line = self._host.line(self._address, coordinator, changed, traffic, found, lost)
+        if line is None:
             self._host.reactor.call_later(_RETRY, self._try_coordinator)
-            return
-        self._socket_line(sock, COORDINATOR, self._coordinator_found, self._coordinator_lost)
 
-    def _coordinator_found(self, line: SocketLine) -> None:
+    def _coordinator_found(self, line: Line) -> None:
         with self._lock:
             if self._over.is_set():
                 line.drop()
@@ -295,7 +304,7 @@ class LocalNode:
             self._away = False
         self._notify({"kind": "coordinator"})
 
-    def _coordinator_lost(self, line: SocketLine) -> None:
+    def _coordinator_lost(self, line: Line) -> None:
         def leave() -> None:
             with self._lock:
                 self._away = True
@@ -305,25 +314,6 @@ class LocalNode:
         assert self._host.reactor is not None
         self._host.drain(self._address, {COORDINATOR}, leave, end=False)
         self._host.reactor.call_later(_RETRY, self._try_coordinator)
-
-    def _socket_line(
-        self,
-        sock: socket.socket,
-        to: Address,
-        on_ready: Callable[[SocketLine], None],
-        on_end: Callable[[SocketLine], None],
-    ) -> SocketLine:
-        assert self._host.reactor is not None
-        greeting = {"from": str(self._address), "to": str(to)}
-        return SocketLine(
-            sock,
-            self._host.reactor,
-            self._host.slots,
-            greeting,
-            self._credit_changed,
-            on_ready,
-            on_end,
-        )
 
     def _line_ended(self, to: Address, line: Line) -> None:
         with self._lock:
@@ -340,11 +330,13 @@ class LocalNode:
             if here is not None:
                 line = LoopLine(self._address, here.deliver, self._credit_changed)
             elif self._endpoints.get(to):
-                sock = self._host.connect(self._endpoints[to])
-                if sock is None:
-                    return None
-                line = self._socket_line(
-                    sock, to, lambda line: None, lambda line: self._line_ended(to, line)
+                line = self._host.line(
+                    self._address,
+                    Member(to, self._endpoints[to]),
+                    self._credit_changed,
+                    self._traffic(to),
+                    lambda line: None,
+                    lambda line: self._line_ended(to, line),
                 )
             if line is not None:
                 self._lines[to] = line

@@ -19,6 +19,7 @@ from unisono.fabric.base import (
     Member,
     Message,
     TimedOut,
+    Traffic,
     View,
     encode,
 )
@@ -95,7 +96,7 @@ class SimulatedNode:
         self._credits: dict[tuple[Address, str], int] = {}
         self._credit_waiters: list[Waiter] = []
         self._reason: BaseException | None = None
-        self.bytes_sent = 0
+        self.traffic: dict[Address, Traffic] = {}
         kernel.add(self)
 
     @property
@@ -204,9 +205,14 @@ class SimulatedNode:
         self._credits[key] = self._credits.get(key, 0) + 1
         copy = None if vector is None else vector.copy()
         if vector is not None:
-            self.bytes_sent += vector.nbytes
+            self.traffic.setdefault(to, Traffic()).bytes += vector.nbytes
         message = Message(self._address, json.loads(data), copy, lambda: self._give_credit(key))
         self.kernel.send(self._address, to, port, message, len(data))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of vectors that this node has sent."""
+        return sum(traffic.bytes for traffic in self.traffic.values())
 
     def receive(
         self, port: str, from_: Address | None = None, timeout: float | None = None

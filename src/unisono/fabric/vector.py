@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
+
+
+class Precision(str, Enum):
+    """Of numbers on their way."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 class Vector(Protocol):
@@ -47,6 +55,13 @@ class Vector(Protocol):
 
     def difference(self, a: Any, b: Any) -> None:
         """``self = a - b``."""
+        ...
+
+    def rounded(self, precision: Precision) -> Vector:
+        """As it travels in that precision: itself, or a copy in fewer bytes.
+
+        What is computed from such a copy and a vector of full precision has full precision.
+        """
         ...
 
     def finite(self) -> bool:
@@ -107,6 +122,12 @@ class TensorVector:
         """``self = a - b``."""
         torch.sub(a.tensor, b.tensor, out=self.tensor)
 
+    def rounded(self, precision: Precision) -> TensorVector:
+        """As it travels; numbers of another type than float32 stay as they are."""
+        if precision is Precision.FLOAT32 or self.tensor.dtype is not torch.float32:
+            return self
+        return TensorVector(self.tensor.bfloat16())
+
     def finite(self) -> bool:
         """Whether the sum is finite: one pass, no temporary.
 
@@ -158,6 +179,12 @@ class SizeVector:
 
     def difference(self, a: SizeVector, b: SizeVector) -> None:
         """Nothing: there are no values."""
+
+    def rounded(self, precision: Precision) -> SizeVector:
+        """As it travels."""
+        if precision is Precision.FLOAT32 or self.itemsize != 4:
+            return self
+        return SizeVector(self.count, 2)
 
     def finite(self) -> bool:
         """Always."""

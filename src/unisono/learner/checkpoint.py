@@ -93,10 +93,14 @@ def read_pool(folder: Path) -> dict[str, Any]:
 
 
 def read_part(folder: Path, number: int) -> dict[str, Any]:
-    """One learner's part; a learner that was not there takes the first one's."""
-    path = folder / f"learner-{number}.json"
-    if not path.is_file():
-        path = min(folder.glob("learner-*.json"))
+    """One learner's part, in the order of their numbers; one for whom there is none: the first.
+
+    Who dies is replaced under a new number, so numbers may be missing; parts may not.
+    """
+    parts = sorted(
+        folder.glob("learner-*.json"), key=lambda path: int(path.stem[len("learner-") :])
+    )
+    path = parts[number if number < len(parts) else 0]
     text = json.loads(path.read_text())
     with safe_open(path.with_suffix(".safetensors"), framework="pt") as file:
         # Copies: what is read must not hang on a file that will be taken away.

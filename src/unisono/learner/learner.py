@@ -221,6 +221,16 @@ class Learner:
         return 0 if self._session is None else self._session.fabric.bytes_sent
 
     @property
+    def links(self) -> list[dict[str, Any]]:
+        """What this learner has sent to each of the others, in this life."""
+        traffic = {} if self._session is None else self._session.fabric.traffic
+        return [
+            {"receiver": to.name, "bytes": sent.bytes, "seconds": sent.seconds}
+            for to, sent in sorted(traffic.items())
+            if sent.bytes
+        ]
+
+    @property
     def skipped(self) -> int:
         """Steps that were not taken because they were not finite."""
         return self._guard.skipped

@@ -1,8 +1,9 @@
-"""Where a learner lives: alone, in a process of a run on this host, or in a simulation."""
+"""Where a learner lives: alone, in a process of a run on one or more hosts, or in a simulation."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from unisono.coordinator.journal import NoJournal
 from unisono.coordinator.service import Service, serve
 from unisono.events import UserError
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
+from unisono.fabric.gate import Network
 from unisono.fabric.local import Host
 from unisono.learner.checkpoint import commit
 
@@ -21,6 +23,10 @@ DIRECTORY = "UNISONO_DIRECTORY"
 LEARNER = "UNISONO_LEARNER"
 LEARNERS = "UNISONO_LEARNERS"
 TIMEOUT = "UNISONO_TIMEOUT"
+COORDINATOR_AT = "UNISONO_COORDINATOR"
+TOKEN = "UNISONO_TOKEN"
+INTERFACE = "UNISONO_INTERFACE"
+ENCRYPT = "UNISONO_ENCRYPT"
 COORDINATOR_SOCKET = "coordinator.sock"
 _NEVER_S = 1e7
 """Alone nobody is held for dead: a process that is stopped stops its coordinator, too."""
@@ -98,38 +104,63 @@ class Alone:
 
 @dataclass
 class OnHost:
-    """One of several processes of this host, started by ``unisono train`` or ``unisono launch``."""
+    """One of several processes of a run, started by ``unisono`` or by another launcher.
 
-    directory: Path
+    With a ``directory`` it reaches the processes of this machine, over sockets in that folder; with
+    a ``network`` those of other machines. ``coordinator`` is where that one is reached, if it is
+    not a socket in the directory.
+    """
+
+    directory: Path | None
     number: int
     learners: int
     timeout: float
     cost: float = 0.0
+    network: Network | None = None
+    coordinator: str = ""
     _host: Host | None = field(default=None, init=False)
 
     @classmethod
     def from_environment(cls) -> OnHost | None:
         """As the launcher has set it; None if this process was started by hand."""
-        if DIRECTORY not in os.environ:
+        given = os.environ
+        if DIRECTORY not in given and COORDINATOR_AT not in given:
             return None
+        network, coordinator = None, given.get(COORDINATOR_AT, "")
+        if coordinator:
+            network = Network.towards(
+                coordinator,
+                given.get(TOKEN, ""),
+                given.get(INTERFACE, ""),
+                encrypt=given.get(ENCRYPT, "0") == "1",
+            )
         return cls(
-            Path(os.environ[DIRECTORY]),
-            int(os.environ[LEARNER]),
-            int(os.environ[LEARNERS]),
-            float(os.environ[TIMEOUT]),
+            Path(given[DIRECTORY]) if DIRECTORY in given else None,
+            int(given[LEARNER]),
+            int(given[LEARNERS]),
+            float(given[TIMEOUT]),
+            network=network,
+            coordinator=coordinator,
         )
 
     def node(self, address: Address) -> Fabric:
         """A node of this process; the process listens from the first one on."""
+        if self.directory is not None:
+            coordinator = self.coordinator or f"unix:{self.directory / COORDINATOR_SOCKET}"
+        else:
+            coordinator = self.coordinator
         if self._host is None:
-            if (self.directory, self.number) in _lived:
+            if (coordinator, self.number) in _lived:
                 raise UserError(
                     "a run has one Learner a process: put all epochs into one draw(), or start "
                     "another run for what comes after"
                 )
-            _lived.add((self.directory, self.number))
-            self._host = Host(self.directory)
-        return self._host.node(address, f"unix:{self.directory / COORDINATOR_SOCKET}")
+            _lived.add((coordinator, self.number))
+            self._host = Host(self.directory, network=self.network)
+            if self.network is not None:
+                where = self.network.describe()
+                print(f"learner {self.number} listens on {where}", file=sys.stderr, flush=True)
+        return self._host.node(address, coordinator)
 
     def close(self) -> None:
         """Stops listening."""
@@ -138,8 +169,8 @@ class OnHost:
             self._host = None
 
 
-_lived: set[tuple[Path, int]] = set()
-"""Runs that this process has taken part in, and as which learner."""
+_lived: set[tuple[str, int]] = set()
+"""Coordinators of runs that this process has taken part in, and as which learner."""
 
 _site: ContextVar[Site | None] = ContextVar("unisono_site", default=None)
 

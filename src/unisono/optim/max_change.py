@@ -47,17 +47,68 @@ def take(moves: Sequence[Move], max_change: float) -> Tensor:
         Whether the step was finite, and so was taken: a tensor without dimensions, on the device.
     """
     lengths = torch.stack([_length(move) for move in moves])
-    finite = lengths.isfinite().all()
     bounds = _beside(lengths, [move.max_change or torch.inf for move in moves])
+    rates = _beside(lengths, [move.rate for move in moves])
+    return _take([(m.parameters, m.directions) for m in moves], lengths, rates, bounds, max_change)
+
+
+class BoundedStep:
+    """`take` for the same layers step after step, with everything on the device.
+
+    Nothing is sent there in a step, so that it can be captured in a CUDA graph; lengths are
+    float32 sums, which a GPU makes as a tree. `rates` may be written between two steps.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Sequence[Tensor]],
+        rates: Sequence[float],
+        max_changes: Sequence[float],
+        max_change: float,
+    ) -> None:
+        """Takes no step yet.
+
+        Args:
+            layers: The parameters of each.
+            rates: The learning rate of each.
+            max_changes: The longest change of each; 0: any.
+            max_change: The longest change over all of them; 0: any.
+        """
+        device = layers[0][0].device
+        self._layers = [list(layer) for layer in layers]
+        of = [place for place, layer in enumerate(layers) for _ in layer]
+        self._of = torch.tensor(of, device=device)
+        self.rates = torch.tensor(rates, dtype=torch.float64, device=device)
+        bounds = [bound or torch.inf for bound in max_changes]
+        self._bounds = torch.tensor(bounds, dtype=torch.float64, device=device)
+        self._max_change = max_change
+
+    def take(self, directions: Sequence[Sequence[Tensor]]) -> Tensor:
+        """As `take`; `directions` has one for each parameter of each layer."""
+        norms = torch._foreach_norm([d for layer in directions for d in layer])
+        squares = torch.stack(norms).double().square()
+        lengths = self.rates * torch.zeros_like(self.rates).index_add_(0, self._of, squares).sqrt()
+        pairs = [(p, list(d)) for p, d in zip(self._layers, directions, strict=True)]
+        return _take(pairs, lengths, self.rates, self._bounds, self._max_change)
+
+
+def _take(
+    layers: Sequence[tuple[list[Tensor], list[Tensor]]],
+    lengths: Tensor,
+    rates: Tensor,
+    bounds: Tensor,
+    max_change: float,
+) -> Tensor:
+    finite = lengths.isfinite().all()
     factors = (bounds / lengths).clamp(max=1.0)
     total = torch.linalg.vector_norm(factors * lengths)
-    factors *= ((max_change or torch.inf) / total).clamp(max=1.0)
-    rates = factors * _beside(lengths, [move.rate for move in moves])
+    factors = factors * ((max_change or torch.inf) / total).clamp(max=1.0)
     not_finite = finite.logical_not().float()
-    for move, rate in zip(moves, rates.float().unbind(), strict=True):
+    shortened = (factors * rates).float().unbind()
+    for (parameters, directions), rate in zip(layers, shortened, strict=True):
         torch._fused_sgd_(
-            move.parameters,
-            move.directions,
+            parameters,
+            directions,
             [],
             weight_decay=0.0,
             momentum=0.0,

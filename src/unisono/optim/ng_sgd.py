@@ -70,6 +70,8 @@ class NaturalGradientSGD(Optimizer):
     **Layers are parameter groups**, one for each module that has parameters, with its name in
     `layer`; so `lr`, `max_change`, `momentum` and `weight_decay` can be set for one layer.
 
+    `max_change_total` is an attribute of the optimizer and may be set between steps, too.
+
     **State.** `state_dict` carries the estimates. They are this learner's own and are never
     averaged. Kaldi starts them, and momentum, anew in every round of averaging:
     `Averaging(restart_optimizer=True)` does that, and `restart_fisher` in a loop of your own.
@@ -132,7 +134,7 @@ class NaturalGradientSGD(Optimizer):
         for rank in (rank_in, rank_out):
             self._estimation.begin(rank)  # refuses what it cannot use
         self._product = NaturalProduct(mean=Reduction(reduction) is Reduction.MEAN)
-        self._max_change_total = max_change_total
+        self.max_change_total = max_change_total
         self._taps: dict[Tensor, Tap] = {}
         self._biases: dict[Tensor, Tensor | None] = {}
         defaults = {
@@ -186,7 +188,7 @@ class NaturalGradientSGD(Optimizer):
                 loss = closure()
         moves = [move for group in self.param_groups if (move := self._move(group)).parameters]
         if moves:
-            finite = take(moves, self._max_change_total)
+            finite = take(moves, self.max_change_total)
             self._clear_momentum(finite)
         return loss
 

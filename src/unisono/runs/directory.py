@@ -111,6 +111,22 @@ class RunDirectory:
         """Returns where one learner writes its own log."""
         return self.logs / f"learner-{learner}.log"
 
+    @property
+    def wanted(self) -> Path:
+        """How many learners there should be by now, where they ramp up."""
+        return self.path / "learners.txt"
+
+    def write_wanted(self, learners: int) -> None:
+        """Asks for so many learners."""
+        write_atomically(self.wanted, str(learners).encode())
+
+    def read_wanted(self) -> int:
+        """Reads how many learners were asked for; 0 where nobody has."""
+        try:
+            return int(self.wanted.read_text())
+        except FileNotFoundError:
+            return 0
+
     def read_config(self) -> Config:
         """Reads config.toml."""
         return load(self.config, [], {})

@@ -11,6 +11,7 @@ from unisono.config import Config
 from unisono.runs.directory import RunDirectory
 from unisono.runs.metrics import Event
 from unisono.runs.summary import Summary
+from unisono.runs.words import Decoded, read_decoded
 
 Point = tuple[float, float]
 Curve = list[list[Point]]
@@ -64,13 +65,15 @@ class History:
     config: Config
     summary: Summary | None
     events: list[Event]
+    decoded: list[Decoded] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, name: str) -> History:
         """Reads a run, finished or not."""
         run = RunDirectory.open(path)
         events = _data_seen(_one_clock(run.read_metrics()))
-        return cls(name, run.read_config(), run.read_summary(), events)
+        decoded = read_decoded(path)
+        return cls(name, run.read_config(), run.read_summary(), events, decoded)
 
     def without_start_up(self) -> History:
         """Returns the run with its clock at 0 when the last of its first learners had joined.
@@ -79,7 +82,7 @@ class History:
         than one. Of a run in one piece; what happened before is at 0, and that the first learners
         joined is no news.
         """
-        first = self.named("joined")[: self.config.learner_range[1]]
+        first = self.named("joined")[: self.config.first_learners]
         begun = max((event["time"] for event in first), default=0.0)
         known = {id(event) for event in first}
         later = [event for event in self.events if id(event) not in known]

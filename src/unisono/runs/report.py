@@ -14,6 +14,7 @@ from unisono.runs.learners import learners
 from unisono.runs.learning import learning
 from unisono.runs.page import page, tiles
 from unisono.runs.table import Facts, known, logprob, percent, table
+from unisono.runs.words import words
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -45,7 +46,8 @@ def render(histories: Sequence[History]) -> str:
         body += [f'<p class="soft">{escape(_subtitle(histories[0]))}</p>', _tiles(histories[0])]
     else:
         body.append(f'<p class="soft">{escape(", ".join(run.name for run in histories))}</p>')
-    body += [table(histories), *learning(histories)]
+    body += [table(histories), *words([(run.name, run.decoded) for run in histories])]
+    body += learning(histories)
     for i, history in enumerate(histories):
         body += learners(history, None if alone else i)
     return page(f"Unisono: {title}", body)
@@ -70,8 +72,10 @@ def _subtitle(history: History) -> str:
 
 def _tiles(history: History) -> str:
     facts = Facts.of(history)
+    heard = [(f"word errors, {each.name}", percent(each.wer)) for each in history.decoded]
     return tiles(
         [
+            *heard,
             ("held-out log-prob (nats/frame)", known(facts.validation_logprob, logprob)),
             ("held-out frame accuracy", known(facts.validation_accuracy, percent)),
             ("examples a second", known(facts.examples_per_s, short)),

@@ -55,6 +55,39 @@ class Staleness(_Part):
     histogram: dict[int, int] = {}
 
 
+class Link(_Part):
+    """What one learner sent to another member.
+
+    Attributes:
+        sender: as people call it, such as `learner 0`.
+        receiver: the same.
+        bytes: of vectors.
+        seconds: during which some of them were on their way over a network; 0 inside a machine.
+    """
+
+    sender: str
+    receiver: str
+    bytes: int
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second; infinite inside a machine."""
+        return self.bytes / self.seconds if self.seconds > 0 else math.inf
+
+
+class Slowest(_Part):
+    """The slowest learner.
+
+    Attributes:
+        learner: its number.
+        examples_per_s: examples a second of computing; waiting for others is no slowness.
+    """
+
+    learner: int
+    examples_per_s: float
+
+
 class Summary(_Part):
     """What came of a run. Log-probs are means a frame, in nats; None was never measured.
 
@@ -75,6 +108,11 @@ class Summary(_Part):
         minibatches: how many went which way.
         rounds: acts of sharing.
         bytes_sent: by all learners, for sharing.
+        links: what each sent to each.
+        slowest_link: of those over a network, the one with the fewest bytes a second.
+        slowest_learner: of several.
+        late_learners: whose pushes came after the staleness bound, several in a row.
+        rolled_back: updates of a server's shards that went with their holder.
         staleness: of the updates.
         learners_lost: learners that died.
         learners_joined: learners that came after the begin.
@@ -97,6 +135,11 @@ class Summary(_Part):
     minibatches: Minibatches
     rounds: int
     bytes_sent: int
+    links: list[Link] = []
+    slowest_link: Link | None = None
+    slowest_learner: Slowest | None = None
+    late_learners: list[int] = []
+    rolled_back: int = 0
     staleness: Staleness
     learners_lost: int
     learners_joined: int
@@ -137,8 +180,25 @@ class Summary(_Part):
             f"minibatches {', '.join(f'{k} {v:,}' for k, v in went.items()) or 'none'}",
             f"sharing     {self.rounds:,} rounds, {self.bytes_sent / 1e6:,.1f} MB sent, staleness "
             f"mean {self.staleness.mean:.1f}, max {self.staleness.max}",
+            *self._remarks(),
             f"ended       {self.ended}",
         ]
+
+    def _remarks(self) -> list[str]:
+        lines = []
+        if self.slowest_learner is not None:
+            slow = self.slowest_learner
+            rate = f"{slow.examples_per_s:,.0f} examples a second of computing"
+            lines.append(f"slowest     learner {slow.learner}: {rate}")
+        for late in self.late_learners:
+            lines.append(f"late        learner {late}: its pushes are beyond the staleness bound")
+        if self.rolled_back:
+            lines.append(f"rolled back {self.rolled_back} updates of shards whose holder was lost")
+        if self.slowest_link is not None:
+            link = self.slowest_link
+            rate = f"{link.rate / 1e6:,.1f} MB/s, {link.bytes / 1e6:,.1f} MB"
+            lines.append(f"slowest     link from {link.sender} to {link.receiver}: {rate}")
+        return lines
 
 
 def _number(value: float | None, form: str = ".4f") -> str:

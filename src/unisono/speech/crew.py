@@ -7,9 +7,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Generic, TypeVar
+
+from unisono.events import UserError
 
 State = TypeVar("State")
 Item = TypeVar("Item")
@@ -54,16 +57,34 @@ class Crew(Generic[State]):
             work: A module's function.
             items: What to do; read no further ahead than keeps the processes busy.
             chunk: Items that travel together.
+
+        Raises:
+            UserError: A process was killed.
         """
         if self._pool is None:
             for item in items:
                 yield work(self._own, item)
             return
+        try:
+            yield from self._spread(self._pool, work, items, chunk)
+        except BrokenProcessPool:
+            raise UserError(
+                "a process was killed in the middle of its work, perhaps for lack of memory: "
+                "use fewer --processes"
+            ) from None
+
+    def _spread(
+        self,
+        pool: ProcessPoolExecutor,
+        work: Callable[[State, Item], Result],
+        items: Iterable[Item],
+        chunk: int,
+    ) -> Iterator[Result]:
         waiting: deque[Future[list[Result]]] = deque()
         source = iter(items)
         while batch := list(islice(source, chunk)):
             with _one_thread_each():
-                waiting.append(self._pool.submit(_run, work, batch))
+                waiting.append(pool.submit(_run, work, batch))
             if len(waiting) > _AHEAD * self._processes:
                 yield from waiting.popleft().result()
         while waiting:

@@ -6,34 +6,27 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.events import UserError
-from unisono.speech import espeak
 from unisono.speech.crew import Crew
 from unisono.speech.ctm import Timed, ctm_line
 from unisono.speech.packages import package
-from unisono.speech.phrases import Words, draw_phrase, phrase_lexicon
+from unisono.speech.phrases import draw_phrase, phrase_lexicon
+from unisono.speech.speaking import Program, Said, Samples, ask_espeak, find_espeak
 from unisono.speech.voices import Voice, divide_variants, draw_voice
 
 Say = Callable[[str], None]
-Samples = NDArray[np.float64]
 
 _PARTS = ("train", "test")
 _SPEAKER_S = 20.0
 _FEWEST_SPEAKERS = 10
 _PHRASE_S = 2.0
 _MOST_BATCHES = 20
-_TIMEOUT_S = 120
 _LOUDEST = 0.99
 
 
@@ -73,7 +66,7 @@ class _Task:
 class _Studio:
     how: Synthesis
     folder: Path
-    program: tuple[str, ...]
+    program: Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +77,6 @@ class _Spoken:
     utterances: list[tuple[str, list[Timed]]]
     seconds: float
     dropped: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Said:
-    hz: int
-    samples: Samples
-    words: list[Timed]
 
 
 def synthesize(out: Path, how: Synthesis, say: Say) -> None:
@@ -110,14 +96,14 @@ def synthesize(out: Path, how: Synthesis, say: Say) -> None:
         raise UserError("there must be more than 0 hours of speech")
     if not how.snr[0] <= how.snr[1]:
         raise UserError(f"--snr {how.snr[0]:g} {how.snr[1]:g}: give the lower one first")
-    program, variants = _find_espeak()
+    program, variants = find_espeak()
     for name in ("soundfile", "soxr"):
         package(name)
     partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     try:
         partial.mkdir(parents=True)
         phrase_lexicon().write(partial / "lexicon.txt")
-        facts = {**asdict(how), "processes": None}
+        facts = {name: value for name, value in asdict(how).items() if name != "processes"}
         (partial / "synthesis.json").write_text(json.dumps(facts, indent=1) + "\n")
         studio = _Studio(how=how, folder=partial, program=program)
         with Crew(how.processes, _enter, studio) as crew:
@@ -129,22 +115,6 @@ def synthesize(out: Path, how: Synthesis, say: Say) -> None:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _find_espeak() -> tuple[tuple[str, ...], list[str]]:
-    """The command that runs espeak-ng, and the names of its variants."""
-    found = find_spec("espeakng_loader")
-    if found is None or found.origin is None:
-        raise UserError(
-            "speech is made with espeak-ng, which is not installed: pip install 'unisono[demo]'"
-        )
-    folder = Path(found.origin).parent
-    variants = folder / "espeak-ng-data" / "voices" / "!v"
-    if not variants.is_dir():
-        raise UserError(f"espeak-ng has no voices in {variants}: install espeakng-loader again")
-    # Alone (-I), so that nothing but the program itself and the loader is in its process.
-    program = sys.executable, "-I", str(Path(espeak.__file__)), str(folder)
-    return program, [file.name for file in variants.iterdir()]
 
 
 def _plan(number: int, part: str, variants: Sequence[str], how: Synthesis) -> list[_Task]:
@@ -180,7 +150,7 @@ def _speak(studio: _Studio, task: _Task) -> _Spoken:
     for _ in range(_MOST_BATCHES):
         count = max(1, round((task.seconds - seconds) / _PHRASE_S))
         phrases = [draw_phrase(random) for _ in range(count)]
-        for said in _ask(studio, task.voice, phrases, random):
+        for said in ask_espeak(studio.program, task.voice, phrases, random):
             if said is None:
                 dropped += 1
                 continue
@@ -195,69 +165,8 @@ def _speak(studio: _Studio, task: _Task) -> _Spoken:
     raise UserError(f"espeak-ng's voice {task.voice.name} says too little: install it again")
 
 
-def _ask(
-    studio: _Studio, voice: Voice, phrases: Sequence[Words], random: np.random.Generator
-) -> list[_Said | None]:
-    """What espeak-ng makes of phrases; None where it has no time for every word."""
-    requests = [
-        {
-            "voice": voice.name,
-            "rate": round(voice.rate * random.uniform(0.9, 1.1)),
-            "pitch": round(voice.pitch + random.uniform(-5, 5)),
-            "range": round(voice.range),
-            "gap": int(random.choice([0, 0, 0, 5, 15])),
-            "text": " ".join(words),
-        }
-        for words in phrases
-    ]
-    lines = "".join(json.dumps(request) + "\n" for request in requests).encode()
-    try:
-        done = subprocess.run(
-            studio.program, input=lines, capture_output=True, timeout=_TIMEOUT_S, check=True
-        )
-    except subprocess.CalledProcessError as error:
-        last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise UserError(f"espeak-ng failed with {voice.name}: {last or error}") from None
-    except subprocess.TimeoutExpired:
-        raise UserError(f"espeak-ng said nothing for {_TIMEOUT_S} s with {voice.name}") from None
-    try:
-        return _answers(phrases, done.stdout)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"espeak-ng's answer was not understood: {error}") from None
-
-
-def _answers(phrases: Sequence[Words], output: bytes) -> list[_Said | None]:
-    """Takes the program's output apart: a line of facts and then samples for each phrase."""
-    answers = []
-    at = 0
-    for words in phrases:
-        end = output.index(b"\n", at)
-        facts = json.loads(output[at:end])
-        at = end + 1 + 2 * facts["samples"]
-        audio = np.frombuffer(output[end + 1 : at], dtype=np.int16)
-        answers.append(_understand(words, facts, audio.astype(np.float64)))
-    return answers
-
-
-def _understand(words: Words, facts: dict[str, Any], audio: Samples) -> _Said | None:
-    """The words' times; a word ends where the next one or a pause begins."""
-    places = np.cumsum([0] + [len(word) + 1 for word in words])
-    if [place for place, _ in facts["words"]] != places[:-1].tolist() or not audio.any():
-        return None
-    starts = [start for _, start in facts["words"]]
-    ends = []
-    for start, after in zip(starts, [*starts[1:], len(audio)], strict=True):
-        ends.append(min([after, *(pause for pause in facts["pauses"] if pause > start)]))
-    hz = facts["hz"]
-    timed = [
-        Timed(word=word, start=start / hz, end=end / hz)
-        for word, start, end in zip(words, starts, ends, strict=True)
-    ]
-    return _Said(hz=hz, samples=audio, words=timed)
-
-
 def _in_noise(
-    said: _Said, voice: Voice, how: Synthesis, random: np.random.Generator
+    said: Said, voice: Voice, how: Synthesis, random: np.random.Generator
 ) -> tuple[Samples, float]:
     """The samples, -1 to 1, between pauses and in noise; and how far the words moved, in s."""
     speech = package("soxr").resample(said.samples, said.hz, how.rate, quality="HQ")

@@ -9,6 +9,7 @@ from unisono.strategies.delay import DelayByOne
 from unisono.strategies.gossip import GossipFixed, GossipRandom
 from unisono.strategies.outer import BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.registry import make, names
+from unisono.strategies.selection import Bid, Everybody, KeepGood, Selection
 from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 
@@ -16,13 +17,17 @@ __all__ = [
     "AllReduce",
     "AveragedServer",
     "Averaging",
+    "Bid",
     "BlockMomentum",
     "DelayByOne",
     "Division",
+    "Everybody",
     "GossipFixed",
     "GossipRandom",
+    "KeepGood",
     "Nesterov",
     "Plain",
+    "Selection",
     "Server",
     "SlowMo",
     "Solo",

@@ -15,11 +15,12 @@ from typing import Any
 
 from unisono.coordinator.client import Refused
 from unisono.coordinator.output import STRATEGY
-from unisono.fabric import Address, Gone, Message, Vector
+from unisono.fabric import Address, Gone, Message, Precision, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.base import Parcel, Participant, Replica, Work
 from unisono.strategies.collective import Aborted, Collective
 from unisono.strategies.entering import enter_drawn
+from unisono.strategies.selection import Bid, Everybody, Selection
 from unisono.strategies.transfer import receive_parcel, send_parcel
 
 PORT = STRATEGY
@@ -48,10 +49,12 @@ class AgreeingParticipant(Participant):
     """Updates between a gradient's parameters and its use."""
     optimizer_travels = False
     """Whether a newcomer needs the sponsor's optimizer state, too."""
+    selection: Selection = Everybody()
+    """Whose contributions go into the mean."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:
         super().__init__(replica)
-        self._collective = Collective(self.fabric)
+        self._collective = Collective(self.fabric, precision)
         self._members: list[Address] = []
         self._excluded: set[Address] = set()
         self._result: Vector | None = None
@@ -67,6 +70,10 @@ class AgreeingParticipant(Participant):
     def contribute(self) -> Contribution:
         """The vector to average and the work in it, which is also its weight."""
         raise NotImplementedError
+
+    def common(self) -> Vector | None:
+        """A vector that all members have alike, near to what they contribute; None: zero."""
+        return None
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """The agreement of so many members is complete; ``mean`` is valid until the next one."""
@@ -166,14 +173,18 @@ class AgreeingParticipant(Participant):
         self.rounds = number + 1
         self.conclude(self._result, contribution, len(notes))
         self._note(number, notes)
+        left_out = bool(contribution.work.ranges) and not notes.get(str(self.fabric.address))
+        if left_out:
+            self._skip(contribution.work)
         self.replica.event(
             "round",
             round=number,
             time_s=self.fabric.now() - began,
-            bytes=contribution.vector.nbytes,
+            bytes=self._collective.nbytes(contribution.vector),
             members=len(notes),
             staleness=self.staleness,
-            weight=contribution.work.examples,
+            weight=0 if left_out else contribution.work.examples,
+            **({"left_out": True} if left_out else {}),
         )
 
     def _attempt(
@@ -182,18 +193,22 @@ class AgreeingParticipant(Participant):
         """Tries until it is complete; what went into it, by contributor."""
         attempt = 0
         work = contribution.work
+        bid = Bid(work.examples, self.selection.objective())
         while True:
             living = [m for m in members if m not in self._excluded]
             try:
-                notes = self._collective.mean(
+                parts = self._collective.mean(
                     living,
                     (number, attempt),
                     contribution.vector,
-                    work.examples,
+                    bid,
                     work.note(),
                     result,
+                    self.selection,
+                    self.common(),
                 )
-                return {str(m): note for m, note in notes.items()}
+                gone = parts.left_out
+                return {str(m): [] if m in gone else note for m, note in parts.notes.items()}
             except (Gone, Aborted):
                 self._report()
                 answer = self._stand(number)
@@ -246,6 +261,11 @@ class AgreeingParticipant(Participant):
             message.release()
 
     # Reports to the coordinator.
+
+    def _skip(self, work: Work) -> None:
+        """This learner was left out: nothing of what it trained is in any model."""
+        self.replica.record(skipped=work.note())
+        self.client.tell("skip", ranges=work.note())
 
     def _note(self, number: int, notes: dict[str, list[list[int]]]) -> None:
         self._last_notes = notes

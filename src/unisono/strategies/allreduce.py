@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.fabric import Vector
+from unisono.fabric import Precision, Vector
 from unisono.strategies.agreement import AgreeingParticipant, Contribution
 from unisono.strategies.base import Division, Replica, Terms, Work
 
@@ -25,8 +25,8 @@ class AllReduceParticipant(AgreeingParticipant):
     report_every = 16
     optimizer_travels = True
 
-    def __init__(self, replica: Replica) -> None:
-        super().__init__(replica)
+    def __init__(self, replica: Replica, precision: Precision) -> None:
+        super().__init__(replica, precision)
         self._gradient: Vector | None = None
         self._work = Work()
         self._mean: Vector | None = None
@@ -63,6 +63,9 @@ class AllReduceParticipant(AgreeingParticipant):
 class AllReduce:
     """Synchronous SGD: every step is everybody's."""
 
+    precision: Precision = Precision.FLOAT32
+    """Of gradients on their way: ``float32``, or ``bfloat16`` for half the bytes."""
+
     name: ClassVar[str] = "allreduce"
     shares: ClassVar[str] = "gradients; buffers and optimizer state stay each learner's own"
     waits: ClassVar[str] = "everybody for the slowest, each step"
@@ -78,4 +81,4 @@ class AllReduce:
 
     def participant(self, replica: Replica) -> AllReduceParticipant:
         """One learner's part."""
-        return AllReduceParticipant(replica)
+        return AllReduceParticipant(replica, self.precision)

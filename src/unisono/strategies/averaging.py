@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from unisono.fabric import Vector
+from unisono.fabric import Precision, Vector
 from unisono.strategies.agreement import Contribution
 from unisono.strategies.base import Division, Replica, Terms, examples_to_minibatches
 from unisono.strategies.models import ModelParticipant
 from unisono.strategies.outer import Outer, Plain
+from unisono.strategies.selection import Everybody, Selection
 
 
 class AveragingParticipant(ModelParticipant):
@@ -26,8 +27,9 @@ class AveragingParticipant(ModelParticipant):
     """
 
     def __init__(self, replica: Replica, settings: Averaging) -> None:
-        super().__init__(replica)
+        super().__init__(replica, settings.precision)
         self._settings = settings
+        self.selection = settings.selection
         self._dealt = settings.division is Division.DEALT
 
     def begin(self, agreed: Vector) -> None:
@@ -70,6 +72,10 @@ class Averaging:
     """``plain``, ``block-momentum``, ``slowmo`` or ``nesterov``."""
     restart_optimizer: bool = False
     """Whether momentum and the like start anew after each round (dealt)."""
+    precision: Precision = Precision.FLOAT32
+    """Of changes on their way: ``float32``, or ``bfloat16`` for half the bytes."""
+    selection: Selection = field(default_factory=Everybody)
+    """Whose models go into the mean; in code only, `recipe.*` sets it for a run."""
 
     name: ClassVar[str] = "averaging"
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"

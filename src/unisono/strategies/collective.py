@@ -7,21 +7,41 @@ owner; the owner computes
 
 in the members' order, so that the result is the same at every member and in every run, and sends
 it to all. Weights are normalised before they multiply: one member of any weight gets exactly its
-own vector back. With all weights zero the mean is plain.
+own vector back. With all weights zero the mean is plain. A rule may change the weights when those
+of all members are known (``unisono.strategies.selection``); every member applies it to the same.
+
+In bfloat16, with r a vector that all members have in common and R the rounding,
+
+    mean = r + R(sum_i (w_i / sum_j w_j) R(x_i - r))
+
+which is the same at every member, too: who owns a slice rounds its own part and its result like all
+others'. What is lost is small against what has changed since r, not against the vector itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from unisono.fabric import Address, Fabric, Gone, Message, TimedOut, Vector
+from unisono.fabric import Address, Fabric, Gone, Message, Precision, TimedOut, Vector
+from unisono.strategies.selection import Bid, Everybody, Selection
 
 PORT = "collective"
+EVERYBODY = Everybody()
 
 
 class Aborted(Exception):  # noqa: N818
     """Another member has given this collective up."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What went into a mean, by member."""
+
+    notes: dict[Address, Any]
+    left_out: frozenset[Address] = frozenset()
+    """Who trained something, and got no weight."""
 
 
 class Collective:
@@ -30,63 +50,88 @@ class Collective:
     ``tag`` is the number of a collective, and of the attempt at it.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, precision: Precision = Precision.FLOAT32) -> None:
         self._fabric = fabric
+        self._precision = precision
         self._early: dict[Address, list[Message]] = {}
         fabric.port(PORT)
+
+    def nbytes(self, vector: Vector) -> int:
+        """Bytes of the vector on its way."""
+        return len(vector) * vector.slice(0, 1).rounded(self._precision).nbytes
 
     def mean(
         self,
         members: Sequence[Address],
         tag: Sequence[int],
         vector: Vector,
-        weight: float,
+        bid: Bid,
         note: Any,
         result: Vector,
-    ) -> dict[Address, Any]:
-        """Writes the weighted mean into ``result``; returns everybody's note."""
+        selection: Selection = EVERYBODY,
+        common: Vector | None = None,
+    ) -> Parts:
+        """Writes the weighted mean into ``result``; returns everybody's note.
+
+        ``common`` is a vector that all members have, near theirs; without one it is zero.
+        """
+        coarse = self._precision is not Precision.FLOAT32
+        if coarse and common is not None:
+            change = vector.like()
+            change.difference(vector, common)
+            vector = change
+        vector = vector.rounded(self._precision)
         try:
-            return self._mean(list(members), list(tag), vector, weight, note, result)
+            parts = self._mean(list(members), list(tag), vector, bid, note, result, selection)
         except (Gone, Aborted):
             self._abort(members, list(tag))
             raise
+        if coarse and common is not None:
+            result.add(common)
+        return parts
 
     def _mean(
         self,
         members: list[Address],
         tag: list[int],
         vector: Vector,
-        weight: float,
+        bid: Bid,
         note: Any,
         result: Vector,
-    ) -> dict[Address, Any]:
+        selection: Selection,
+    ) -> Parts:
         me = self._fabric.address
         bounds = _bounds(len(vector), len(members))
+        said = {"examples": bid.examples, "objective": bid.objective, "note": note}
         for place, member in enumerate(members):
             if member != me:
-                body = {"tag": tag, "step": 0, "weight": weight, "note": note}
+                body = {"tag": tag, "step": 0, **said}
                 self._fabric.send(member, PORT, body, vector.slice(*bounds[place]))
         mine = bounds[members.index(me)]
-        notes = self._sum_up(members, tag, vector.slice(*mine), weight, note, result.slice(*mine))
+        part = result.slice(*mine)
+        parts = self._sum_up(members, tag, vector.slice(*mine), said, part, selection)
+        rounded = part.rounded(self._precision)
+        if rounded is not part:
+            part.assign(rounded)
         for member in members:
             if member != me:
-                self._fabric.send(member, PORT, {"tag": tag, "step": 1}, result.slice(*mine))
+                self._fabric.send(member, PORT, {"tag": tag, "step": 1}, rounded)
         for place, member in enumerate(members):
             if member != me:
                 message = self._next(member, tag, 1)
                 result.slice(*bounds[place]).assign(message.vector)
                 message.release()
-        return {m: notes[m] for m in members}
+        return parts
 
     def _sum_up(
         self,
         members: list[Address],
         tag: list[int],
         vector: Vector,
-        weight: float,
-        note: Any,
+        own: dict[str, Any],
         result: Vector,
-    ) -> dict[Address, Any]:
+        selection: Selection,
+    ) -> Parts:
         """The mean of everybody's part of this member's slice."""
         me = self._fabric.address
         parts: dict[Address, Message] = {}
@@ -94,10 +139,14 @@ class Collective:
             for member in members:
                 if member != me:
                     parts[member] = self._next(member, tag, 0)
-            weights = {m: float(p.body["weight"]) for m, p in parts.items()} | {me: float(weight)}
-            slices = {m: p.vector for m, p in parts.items()} | {me: vector}
-            _weighted_sum(result, [(weights[m], slices[m]) for m in members])
-            return {m: p.body["note"] for m, p in parts.items()} | {me: note}
+            said = {m: own if m == me else parts[m].body for m in members}
+            bids = [Bid(said[m]["examples"], said[m]["objective"]) for m in members]
+            weights = selection.weights(bids, tag[0])
+            slices = [vector if m == me else parts[m].vector for m in members]
+            _weighted_sum(result, list(zip(weights, slices, strict=True)))
+            chosen = zip(members, bids, weights, strict=True)
+            left_out = {m for m, bid, weight in chosen if bid.examples > 0 and weight == 0}
+            return Parts({m: said[m]["note"] for m in members}, frozenset(left_out))
         finally:
             # Also what came of a collective that breaks: who sent it may need the credit.
             for part in parts.values():

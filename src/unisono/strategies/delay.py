@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.fabric import Address, Vector
+from unisono.fabric import Address, Precision, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.agreement import Contribution
 from unisono.strategies.base import Division, Parcel, Replica, Terms, Work
@@ -33,8 +33,8 @@ class DelayByOneParticipant(ModelParticipant):
     report_every = 16
     staleness = 1
 
-    def __init__(self, replica: Replica) -> None:
-        super().__init__(replica)
+    def __init__(self, replica: Replica, precision: Precision) -> None:
+        super().__init__(replica, precision)
         self._under_way = False
         self._contribution: Contribution | None = None
         self._delta: Vector | None = None
@@ -111,6 +111,9 @@ class DelayByOneParticipant(ModelParticipant):
 class DelayByOne:
     """Averaging at each step, hidden behind the next gradient."""
 
+    precision: Precision = Precision.FLOAT32
+    """Of changes on their way: ``float32``, or ``bfloat16`` for half the bytes."""
+
     name: ClassVar[str] = "delay-by-one"
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
     waits: ClassVar[str] = "everybody for the slowest, one step late"
@@ -126,4 +129,4 @@ class DelayByOne:
 
     def participant(self, replica: Replica) -> DelayByOneParticipant:
         """One learner's part."""
-        return DelayByOneParticipant(replica)
+        return DelayByOneParticipant(replica, self.precision)

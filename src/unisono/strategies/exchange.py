@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.coordinator.output import STRATEGY
-from unisono.fabric import Address, Gone, Message, Vector
+from unisono.fabric import Address, Gone, Message, Precision, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.base import Diverged, Parcel, Participant, Replica, Work
 from unisono.strategies.entering import enter_drawn
@@ -29,7 +29,8 @@ class ExchangingParticipant(Participant):
 
     each as a delta that its own thread adds in its next update. The two are exact negatives of each
     other, so the sum of all models stays what it is whenever each is applied, and no step that is
-    made meanwhile is lost.
+    made meanwhile is lost. In bfloat16 each side computes with the two models as they travelled,
+    its own rounded as well, so this holds there, too.
 
     **One exchange at a time**, from a model that is given to the delta that comes of it: who
     answers is done at once; who asks, when it has the answer. Asked in between, it takes the
@@ -46,9 +47,12 @@ class ExchangingParticipant(Participant):
     with them what only they had.
     """
 
-    def __init__(self, replica: Replica, every: int) -> None:
+    def __init__(
+        self, replica: Replica, every: int, precision: Precision = Precision.FLOAT32
+    ) -> None:
         super().__init__(replica)
         self._every = every
+        self._precision = precision
         self._examples = 0
         self._gathering = Gathering(self.fabric, PORT)
         self._entered = False
@@ -215,7 +219,7 @@ class ExchangingParticipant(Participant):
                 self._settle(notes)
                 self._open, self._given = Work(), {}
                 return
-            if self._tell(partner, {"kind": "ask", "notes": notes}, model):
+            if self._tell(partner, {"kind": "ask", "notes": notes}, self._round(model)):
                 break
         self._asked, self._model = partner, model
         self._in_question, self._open = self._open, Work()
@@ -225,7 +229,7 @@ class ExchangingParticipant(Participant):
         assert self._model is not None and message.vector is not None
         partner, notes = message.sender, dict(message.body["notes"])
         notes[str(self.fabric.address)] = self._note(self._in_question)
-        nbytes = self._model.nbytes
+        nbytes = message.vector.nbytes
         self._mix(self._model, message.vector)
         message.release()
         self._settle(notes)
@@ -262,7 +266,7 @@ class ExchangingParticipant(Participant):
     def _answer(self, message: Message) -> None:
         sender = message.sender
         model, notes = self._take_model()
-        if self._tell(sender, {"kind": "answer", "notes": notes}, model):
+        if self._tell(sender, {"kind": "answer", "notes": notes}, self._round(model)):
             self._settle(message.body["notes"])
             given = self._given.setdefault(sender, Work())
             given.add(self._open)
@@ -291,6 +295,13 @@ class ExchangingParticipant(Participant):
             for owner, note in notes.items():
                 all_notes[owner] = all_notes.get(owner, []) + note
         return snapshot.vector, all_notes
+
+    def _round(self, model: Vector) -> Vector:
+        """The model as it travels; what is kept here becomes the same."""
+        rounded = model.rounded(self._precision)
+        if rounded is not model:
+            model.assign(rounded)
+        return rounded
 
     def _note(self, work: Work) -> list[list[int]]:
         """Positions, and those that were given in answers."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unisono.events import UserError
-from unisono.fabric import Address
+from unisono.fabric import Address, Precision
 from unisono.pool.order import Order
 from unisono.strategies.base import Division, Replica, Terms, examples_to_minibatches
 from unisono.strategies.exchange import ExchangingParticipant
@@ -32,8 +32,8 @@ class RandomRing(ExchangingParticipant):
     the same round.
     """
 
-    def __init__(self, replica: Replica, every: int, seed: int) -> None:
-        super().__init__(replica, every)
+    def __init__(self, replica: Replica, every: int, seed: int, precision: Precision) -> None:
+        super().__init__(replica, every, precision)
         self._seed = seed
 
     def partner(self, members: list[Address], round_: int) -> Address:
@@ -48,6 +48,8 @@ class RandomRing(ExchangingParticipant):
 class _Gossip:
     every: int = 16384
     """Examples a learner trains between two exchanges that it begins (whole minibatches)."""
+    precision: Precision = Precision.FLOAT32
+    """Of models on their way: ``float32``, or ``bfloat16`` for half the bytes."""
 
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
     waits: ClassVar[str] = "nobody"
@@ -87,7 +89,7 @@ class GossipFixed(_Gossip):
 
     def participant(self, replica: Replica) -> FixedRing:
         """One learner's part."""
-        return FixedRing(replica, self.every)
+        return FixedRing(replica, self.every, self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,4 +107,4 @@ class GossipRandom(_Gossip):
 
     def participant(self, replica: Replica) -> RandomRing:
         """One learner's part."""
-        return RandomRing(replica, self.every, self.seed)
+        return RandomRing(replica, self.every, self.seed, self.precision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.fabric import Vector
+from unisono.fabric import Precision, Vector
 from unisono.pool.pool import Deal
 from unisono.strategies.agreement import AgreeingParticipant, Contribution
 from unisono.strategies.base import Diverged, Parcel, Replica
@@ -18,8 +18,8 @@ class ModelParticipant(AgreeingParticipant):
     it remembers from round to round goes into ``memory``, and travels with ``agreed``.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        super().__init__(replica)
+    def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:
+        super().__init__(replica, precision)
         self.lock = self.fabric.lock()
         self.memory: dict[str, Vector] = {}
         self._agreed: Vector | None = None
@@ -46,6 +46,10 @@ class ModelParticipant(AgreeingParticipant):
         if not snapshot.vector.finite():
             raise Diverged(self.fabric.address, self.rounds)
         return Contribution(snapshot.vector, snapshot.work)
+
+    def common(self) -> Vector | None:
+        """The model of the last agreement."""
+        return self.agreed
 
     def consensus(self) -> Vector | None:
         """The model of the last agreement, before any local step on it."""

@@ -20,6 +20,8 @@ from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 
 GROUP = "unisono.strategies"
+IN_CODE = "selection"
+"""An option that is an object, and has no word for it."""
 _OURS: dict[str, type] = {
     "solo": Solo,
     "allreduce": AllReduce,
@@ -41,7 +43,7 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """The strategy of that name; options that it does not know are refused."""
     options = dict(options or {})
     kind = _find(name)
-    known = {f.name for f in fields(kind)}
+    known = {f.name for f in fields(kind)} - {IN_CODE}
     for key in options:
         if key not in known:
             near = _nearest(key, sorted(known))

@@ -93,7 +93,7 @@ class Server:
 class AveragedServer(Server):
     """The same; the shards keep the running mean of their iterates, for training in one pass."""
 
-    average_from: float = 0.2
+    average_from: float = 0.5
     """Share of all minibatches after which the mean begins."""
 
     name: ClassVar[str] = "averaged-server"

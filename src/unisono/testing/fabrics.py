@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import tempfile
 import threading
@@ -9,11 +10,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from unisono.fabric import COORDINATOR, Address, Cancelled, Member, View
-from unisono.fabric.kernel import Kernel, Network
+from unisono.fabric import kernel as simulation
+from unisono.fabric.endpoints import Place
+from unisono.fabric.gate import Network
 from unisono.fabric.local import Host, LocalNode
 from unisono.fabric.schedules import Schedule, Timed
 from unisono.fabric.simulated import SimulatedNode
@@ -22,6 +26,7 @@ from unisono.testing.processes import Parent, Processes
 
 LIMIT = 30.0
 """Real seconds after which a case has hung."""
+_PORT = 7311
 
 
 class Setup(Protocol):
@@ -41,6 +46,36 @@ def _view(members: Iterable[Member]) -> View:
     return View(1, tuple(m for m in members if m.address != COORDINATOR))
 
 
+@dataclass(frozen=True)
+class Homes:
+    """Where players are reached: at sockets in a folder, or at places of the loopback network.
+
+    The network has an address for each: a process that is started again finds its place free.
+    """
+
+    directory: Path
+    network: bool = False
+    encrypt: bool = False
+
+    def endpoint(self, address: Address) -> str:
+        """Where a player will listen."""
+        return str(self._place(address)) if self.network else f"unix:{self._path(address)}"
+
+    def host(self, address: Address) -> Host:
+        """The player's host, which listens."""
+        if not self.network:
+            return Host(self.directory, self._path(address).name)
+        token = hashlib.sha256(bytes(self.directory)).digest()
+        return Host(network=Network(token, *self._place(address), self.encrypt))
+
+    def _path(self, address: Address) -> Path:
+        return self.directory / f"{address}.sock"
+
+    def _place(self, address: Address) -> Place:
+        a, b, c = hashlib.sha256(bytes(self._path(address))).digest()[:3]
+        return Place(f"127.{a}.{b}.{max(1, c % 255)}", _PORT)
+
+
 class Simulated:
     """Greenlets on a virtual clock."""
 
@@ -51,7 +86,9 @@ class Simulated:
 
     def run(self, case: Case) -> None:
         """Stages the case; ``Stuck`` says who waits where."""
-        kernel = Kernel(schedule=self._schedule(), network=Network(latency=0.001), limit=1e4)
+        kernel = simulation.Kernel(
+            schedule=self._schedule(), network=simulation.Network(latency=0.001), limit=1e4
+        )
         play = _SimulatedPlay(kernel, case)
         for address in case.players:
             play.start(address)
@@ -59,7 +96,7 @@ class Simulated:
 
 
 class _SimulatedPlay:
-    def __init__(self, kernel: Kernel, case: Case) -> None:
+    def __init__(self, kernel: simulation.Kernel, case: Case) -> None:
         self.kernel = kernel
         self.view = _view(Member(address, f"sim:{address}") for address in case.players)
         self._case = case
@@ -94,14 +131,17 @@ class _SimulatedStage:
 class Threads:
     """Threads of this process: all nodes on one host without sockets, or each on its own with."""
 
-    def __init__(self, *, sockets: bool) -> None:
-        self._sockets = sockets
-        self.abilities = frozenset([Ability.RETURN] if sockets else [])
+    def __init__(self, *, sockets: bool, network: bool = False, encrypt: bool = False) -> None:
+        self._sockets = sockets or network
+        self._network = network
+        self._encrypt = encrypt
+        self.abilities = frozenset([Ability.RETURN] if self._sockets else [])
 
     def run(self, case: Case) -> None:
         """Stages the case; who hangs is named with its stack."""
         with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-            play = _ThreadedPlay(case, Path(folder) if self._sockets else None)
+            homes = Homes(Path(folder), self._network, self._encrypt) if self._sockets else None
+            play = _ThreadedPlay(case, homes)
             try:
                 play.run()
             finally:
@@ -111,10 +151,10 @@ class Threads:
 class _ThreadedPlay:
     """Is its players' stage; here a killed player is one that is closed in the middle."""
 
-    def __init__(self, case: Case, directory: Path | None) -> None:
+    def __init__(self, case: Case, homes: Homes | None) -> None:
         self._case = case
-        self._directory = directory
-        self._alone = Host() if directory is None else None
+        self._homes = homes
+        self._alone = Host() if homes is None else None
         self._nodes: dict[Address, tuple[Host, LocalNode]] = {}
         self._threads: list[threading.Thread] = []
         self._lives: Counter[Address] = Counter()
@@ -155,9 +195,12 @@ class _ThreadedPlay:
         return member
 
     def _make(self, address: Address) -> Member:
-        host = self._alone or Host(self._directory, f"{address}.sock")
-        coordinator = f"unix:{self._directory}/{COORDINATOR}.sock" if self._directory else ""
         seeks = COORDINATOR in self._case.players and address != COORDINATOR
+        if self._homes is None:
+            assert self._alone is not None
+            host, coordinator = self._alone, ""
+        else:
+            host, coordinator = self._homes.host(address), self._homes.endpoint(COORDINATOR)
         node = host.node(address, coordinator if seeks else "")
         self._nodes[address] = host, node
         return Member(address, node.endpoint)
@@ -218,10 +261,13 @@ class RealProcesses:
 
     abilities = frozenset([Ability.PAUSE, Ability.RETURN])
 
+    def __init__(self, *, network: bool = False) -> None:
+        self._network = network
+
     def run(self, case: Case) -> None:
         """Stages the case; ``ProcessesFailed`` says who failed, died or hung."""
         with Processes(LIMIT) as processes:
-            play = _ProcessesPlay(processes, case)
+            play = _ProcessesPlay(processes, case, Homes(processes.directory, self._network))
             for address in case.players:
                 play.start(address)
             processes.wait()
@@ -230,9 +276,10 @@ class RealProcesses:
 class _ProcessesPlay:
     """The parent's side: does what the players ask for."""
 
-    def __init__(self, processes: Processes, case: Case) -> None:
+    def __init__(self, processes: Processes, case: Case, homes: Homes) -> None:
         self._processes = processes
         self._case = case
+        self._homes = homes
         self._view = _view(self._member(address) for address in case.players)
         self._lives: Counter[Address] = Counter()
         self._awaited = set(case.players)
@@ -243,12 +290,12 @@ class _ProcessesPlay:
         self._processes.start(
             str(address),
             _play,
-            *(self._case, address, life, self._view, self._processes.directory),
+            *(self._case, address, life, self._view, self._homes),
             serve=lambda request: self._serve(address, then, *request),
         )
 
     def _member(self, address: Address) -> Member:
-        return Member(address, f"unix:{self._processes.directory}/{address}.sock")
+        return Member(address, self._homes.endpoint(address))
 
     def _serve(
         self, asker: Address, then: Callable[[], None], what: str, whom: Address | None = None
@@ -282,11 +329,11 @@ class _ProcessesPlay:
 class _ProcessStage:
     """A player's side: asks the parent."""
 
-    def __init__(self, parent: Parent, directory: Path, life: int, view: View) -> None:
+    def __init__(self, parent: Parent, homes: Homes, life: int, view: View) -> None:
         self.life = life
         self.view = view
         self._parent = parent
-        self._directory = directory
+        self._homes = homes
 
     def kill(self, address: Address) -> None:
         self._parent.ask(("kill", address))
@@ -299,7 +346,7 @@ class _ProcessStage:
 
     def start(self, address: Address) -> Member:
         self._parent.ask(("start", address))
-        return Member(address, f"unix:{self._directory}/{address}.sock")
+        return Member(address, self._homes.endpoint(address))
 
     def cut(self, a: Address, b: Address) -> None:
         raise NotImplementedError
@@ -308,13 +355,13 @@ class _ProcessStage:
 
 
 def _play(
-    parent: Parent, case: Case, address: Address, life: int, view: View, directory: Path
+    parent: Parent, case: Case, address: Address, life: int, view: View, homes: Homes
 ) -> None:
     """What a player's process does."""
-    host = Host(directory, f"{address}.sock")
+    host = homes.host(address)
     seeks = COORDINATOR in case.players and address != COORDINATOR
-    node = host.node(address, f"unix:{directory}/{COORDINATOR}.sock" if seeks else "")
+    node = host.node(address, homes.endpoint(COORDINATOR) if seeks else "")
     node.set_members(view)
     parent.ask(("ready",))
-    case.play(node, _ProcessStage(parent, directory, life, view))
+    case.play(node, _ProcessStage(parent, homes, life, view))
     host.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,20 @@ from typing import Any
 from unisono.coordinator.journal import FileJournal
 from unisono.coordinator.service import Service, serve
 from unisono.coordinator.state import State
+from unisono.events import UserError
 from unisono.fabric import COORDINATOR
+from unisono.fabric.endpoints import Place, tcp_place
+from unisono.fabric.gate import Network, token_of
 from unisono.fabric.local import Host
-from unisono.learner.site import COORDINATOR_SOCKET, commit_checkpoint
+from unisono.learner.site import COORDINATOR_SOCKET, ENCRYPT, TOKEN, commit_checkpoint
+from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
+BEGAN = "began"
+ENDPOINT = "endpoint"
+"""Where the coordinator is reached; its next life takes the same place."""
 
 
 class Events:
@@ -48,30 +56,84 @@ def outcome_of(state: State) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Serves one run; goes on from the journal if there is one."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--learners", type=int, required=True)
-    parser.add_argument("--timeout", type=float, required=True)
-    parser.add_argument("--metrics", type=Path, default=None)
-    options = parser.parse_args()
-    journal = FileJournal(options.directory / JOURNAL)
-    events = None if options.metrics is None else Events(options.metrics)
-    host = Host(options.directory, COORDINATOR_SOCKET)
+def coordinate(
+    host: Host,
+    directory: Path,
+    *,
+    expected: int,
+    timeout: float,
+    metrics: Path | None,
+    fixed: bool = False,
+    waits_for_all: bool = False,
+) -> dict[str, Any]:
+    """Serves one run to its end; goes on from the journal in the directory if there is one."""
+    events = None if metrics is None else Events(metrics)
+    node = host.node(COORDINATOR)
     service = Service(
-        host.node(COORDINATOR),
-        journal,
-        expected=options.learners,
-        timeout=options.timeout,
+        node,
+        FileJournal(directory / JOURNAL),
+        expected=expected,
+        timeout=timeout,
+        fixed=fixed,
         sink=events,
         on_checkpoint=commit_checkpoint,
+        waits_for_all=waits_for_all,
+        began=_began(directory, node.now()),
     )
     try:
         serve(service)
     finally:
         host.close()
-    (options.directory / OUTCOME).write_text(json.dumps(outcome_of(service.state)))
+    return outcome_of(service.state)
+
+
+def _began(directory: Path, now: float) -> float:
+    """When the run began, by the clock of this machine; times go on when the coordinator does."""
+    noted = directory / BEGAN
+    if not noted.is_file():
+        write_atomically(noted, str(now).encode())
+    return float(noted.read_text())
+
+
+def host_in(directory: Path, address: str) -> Host:
+    """The coordinator's host; it listens on a network if there is an ``address`` for that."""
+    noted = directory / ENDPOINT
+    if not address:
+        host = Host(directory, COORDINATOR_SOCKET)
+        write_atomically(noted, host.endpoint.encode())
+        return host
+    place = tcp_place(noted.read_text()) if noted.is_file() else Place(address, 0)
+    token = token_of(os.environ.get(TOKEN, ""))
+    encrypt = os.environ.get(ENCRYPT, "0") == "1"
+    network = Network(token, place.address, place.port, encrypt)
+    host = Host(directory, COORDINATOR_SOCKET, network=network)
+    write_atomically(noted, host.endpoint.encode())
+    return host
+
+
+def main() -> None:
+    """Runs as a process of its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--learners", type=int, required=True)
+    parser.add_argument("--timeout", type=float, required=True)
+    parser.add_argument("--metrics", type=Path, default=None)
+    parser.add_argument("--fixed", action="store_true", help="the loss of one ends the run")
+    parser.add_argument("--address", default="", help="of this machine, for learners on others")
+    options = parser.parse_args()
+    try:
+        host = host_in(options.directory, options.address)
+    except UserError as error:
+        sys.exit(f"unisono: {error}")
+    outcome = coordinate(
+        host,
+        options.directory,
+        expected=options.learners,
+        timeout=options.timeout,
+        metrics=options.metrics,
+        fixed=options.fixed,
+    )
+    (options.directory / OUTCOME).write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

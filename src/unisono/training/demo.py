@@ -11,6 +11,7 @@ from unisono.config import load
 from unisono.data import Part
 from unisono.events import UserError
 from unisono.runs.directory import RunDirectory
+from unisono.runs.report import write_report
 from unisono.speech.prepare import Preparation, prepare
 from unisono.speech.scoring import Score
 from unisono.speech.synthesis import Synthesis, synthesize
@@ -20,7 +21,7 @@ from unisono.training.train import train
 Say = Callable[[str], None]
 
 _HOURS, _TEST_HOURS = 0.45, 0.12
-_SETTINGS = ("validation.every=60000", "agreement.every=4096")
+_SETTINGS = ("epochs=2", "validation.every=40000", "agreement.every=4096")
 _WIDTH = 48
 _ERRORS_SHOWN = 3
 
@@ -42,7 +43,8 @@ def demo(out: Path, program: str, say: Say, tell: Say) -> list[str]:
     """
     if os.path.lexists(out):
         raise UserError(f"{out} exists already; name another --out, or take it away")
-    data, prep, run, words = (out / name for name in ("data", "prep", "run", "words"))
+    data, prep, run = (out / name for name in ("data", "prep", "run"))
+    words = run / "test"
     cores = os.cpu_count() or 1
     say(f"1/4  speech: {_HOURS} h of digits and commands by espeak-ng, {_TEST_HOURS} h to test")
     synthesize(data, Synthesis(hours=_HOURS, test_hours=_TEST_HOURS, processes=cores), tell)
@@ -63,6 +65,7 @@ def demo(out: Path, program: str, say: Say, tell: Say) -> list[str]:
         say("4/4  recognising voices that were never heard, tuned on others held out of training")
         score = decode(run, data / "test", words, Decoding(processes=cores), note)
     assert score is not None
+    write_report([run], RunDirectory(run).report)
     return [
         "",
         "held-out log-prob a frame, over the examples trained on",
@@ -85,12 +88,12 @@ def _heard(score: Score) -> list[str]:
 
 
 def _next(out: Path, program: str) -> list[str]:
-    run, other, words = (str(out / name) for name in ("run", "gossip", "gossip-words"))
+    run, other = str(out / "run"), out / "gossip"
     way = ["--learners", "2", "--strategy", "gossip-random"]
     commands = [
-        ["train", str(out / "prep"), "--out", other, *way],
-        ["decode", other, str(out / "data" / "test"), "--out", words],
-        ["report", run, other],
+        ["train", str(out / "prep"), "--out", str(other), *way],
+        ["decode", str(other), str(out / "data" / "test"), "--out", str(other / "test")],
+        ["report", run, str(other)],
     ]
     return [f"  {program} {shlex.join(command)}" for command in commands]
 

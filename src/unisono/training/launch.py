@@ -16,13 +16,14 @@ from unisono.events import UserError
 from unisono.fabric.children import Children, Ended
 from unisono.learner.site import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
 from unisono.training.coordinate import OUTCOME
+from unisono.training.ends import ABANDONED
 
 COORDINATOR = "coordinator"
 GRACE_S = 4.0
 """Seconds that everybody has to leave when the run is abandoned."""
-ABANDONED = 3
-"""Exit status of a learner that leaves because another one failed."""
 MOST_RESTARTS = 100
+ASKED_S = 0.5
+"""Seconds between two questions whether more learners are wanted."""
 
 
 @dataclass
@@ -53,6 +54,11 @@ class Launch:
     """Cores a learner; 0: the cores divided among the learners."""
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     on_start: Callable[[Children], None] = lambda children: None
+    wanted: Callable[[], int] | None = None
+    """How many learners there should be by now: more than ``learners`` are started when it says so.
+
+    It is asked twice a second.
+    """
 
     def run(self) -> Outcome:
         """Runs to the end."""
@@ -60,13 +66,18 @@ class Launch:
         self._children = Children()
         try:
             self._start_coordinator(directory)
-            for number in range(self.learners):
-                self._start_learner(directory, number)
+            self._started = 0
+            self._grow(directory, self.learners)
             self.on_start(self._children)
             return self._watch(directory)
         finally:
             self._children.stop(GRACE_S)
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _grow(self, directory: Path, learners: int) -> None:
+        while self._started < learners:
+            self._start_learner(directory, self._started)
+            self._started += 1
 
     def _start_coordinator(self, directory: Path) -> None:
         command = [sys.executable, "-m", "unisono.training.coordinate", str(directory)]
@@ -89,7 +100,7 @@ class Launch:
     def _watch(self, directory: Path) -> Outcome:
         restarts, failure, lost = 0, "", []
         while self._children.running:
-            for ended in self._children.wait():
+            for ended in self._children.wait(None if self.wanted is None else ASKED_S):
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
                         continue
@@ -106,6 +117,8 @@ class Launch:
             if failure or self._children.running == [COORDINATOR]:
                 self._children.wait(GRACE_S)
                 self._children.stop(GRACE_S)
+            elif self.wanted is not None and self._children.running:
+                self._grow(directory, self.wanted())
         return self._outcome(directory, failure, lost)
 
     def _failure(self, ended: Ended) -> str:
@@ -119,5 +132,5 @@ class Launch:
         if not failure and told.get("failure"):
             failure = told["failure"]["traceback"]
         if not failure and not told.get("over"):
-            failure = "every learner was lost" if len(lost) == self.learners else ""
+            failure = "every learner was lost" if len(lost) == self._started else ""
         return Outcome(bool(failure), failure, told, lost)

@@ -13,7 +13,7 @@ def rate_factor(config: Config) -> float:
     if not config.rate.scaled or config.optimizer is OptimizerChoice.ADAMW:
         return 1.0
     strategy = make(config.strategy_name, config.agreement)
-    factor = strategy.rate_factor(config.learner_range[1])
+    factor = strategy.rate_factor(config.first_learners)
     if folds_momentum(config):
         return factor / (1 - config.rate.momentum)
     if config.rate.most == 0:

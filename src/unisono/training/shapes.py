@@ -15,6 +15,7 @@ from unisono.events import UserError
 from unisono.strategies import Averaging, GossipFixed, GossipRandom
 from unisono.strategies.base import Strategy
 from unisono.strategies.registry import make
+from unisono.training.rules import dropout_of
 
 FRAME_MODEL = "dnn"
 """The one that classifies frames one by one; the others take chunks."""
@@ -33,11 +34,12 @@ def open_data(config: Config) -> Prep:
 def shape_of(config: Config, prep: Prep) -> dict[str, Any]:
     """Returns the options of the model's class, but for its seed."""
     network, dimension = config.network, prep.header.dimension
+    schedule = dropout_of(config)
     shape: dict[str, Any] = {
         "inputs": dimension,
         "outputs": prep.header.states,
         "hidden": network.hidden,
-        "dropout": network.dropout,
+        "dropout": network.dropout if schedule is None else schedule.most,
     }
     if config.model == "tdnn":
         return {**shape, "steps": network.steps, "batch_norm": network.batch_norm}

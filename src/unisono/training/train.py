@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
-from unisono.data import Part
+from unisono.data import Part, Prep
 from unisono.events import UserError
 from unisono.learner.site import Alone, at_site
 from unisono.runs.directory import RunDirectory
 from unisono.runs.report import write_report
-from unisono.runs.summary import Minibatches, Staleness, Summary
+from unisono.runs.summary import Link, Minibatches, Slowest, Staleness, Summary
 from unisono.strategies.registry import make
+from unisono.training.cluster import ClusterRun
 from unisono.training.coordinate import Events, outcome_of
+from unisono.training.engine import cores_for, entered, gpus_for, living_nodes
 from unisono.training.keep import keep_speech
-from unisono.training.launch import Launch
+from unisono.training.launch import Launch, Outcome
 from unisono.training.rates import make_schedule
+from unisono.training.rules import check_recipe, first_learners
 from unisono.training.shapes import open_data
+from unisono.training.work import Training
 from unisono.training.worker import Worker
 
 
@@ -31,12 +35,19 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
         UserError: bad input, or a run that failed.
     """
     check(config)
-    run = RunDirectory.create(out, config, resume=resume)
-    learners = config.learner_range[1]
-    if learners == 1:
-        outcome = _train_alone(run, config, resume)
+    if config.cluster:
+        run, outcome = _train_on_cluster(config, out, resume)
     else:
-        outcome = _train_together(run, config, resume)
+        run = RunDirectory.create(out, config, resume=resume)
+        train_here = _train_alone if config.learner_range[1] == 1 else _train_together
+        outcome = train_here(run, config, resume)
+    return conclude(run, config, outcome)
+
+
+def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summary:
+    """Writes what a run holds at its end."""
+    if not run.model.is_file():
+        raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
     keep_speech(run, open_data(config))
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
@@ -48,10 +59,9 @@ def check(config: Config) -> None:
     """Finds what is wrong before anything is started."""
     if not config.prep:
         raise UserError("no prepared data: give the folder that `unisono prepare` made")
-    if config.cluster:
-        raise UserError("--cluster is not there yet; without it the learners run on this machine")
     strategy = make(config.strategy_name, config.agreement)
     make_schedule(config)
+    check_recipe(config)
     learners = config.learner_range[1]
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
@@ -81,15 +91,42 @@ def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     outcome = Launch(
         command=command + (["--resume"] if resume else []),
-        learners=config.learner_range[1],
+        learners=first_learners(config),
         timeout=config.timeout_s,
         metrics=run.metrics,
         threads=config.threads_per_learner(os.cpu_count() or 1),
+        wanted=run.read_wanted if first_learners(config) < config.learner_range[1] else None,
     ).run()
+    return _result(outcome)
+
+
+def _train_on_cluster(
+    config: Config, out: Path, resume: bool
+) -> tuple[RunDirectory, dict[str, Any]]:
+    least, most = config.learner_range
+    with entered(config.cluster) as ray:
+        nodes = living_nodes(ray)
+        gpus = gpus_for(config.device, nodes)
+        if not config.threads:
+            config = config.model_copy(update={"threads": cores_for(nodes, least, gpus)})
+        run = RunDirectory.create(out.resolve(), config, resume=resume)
+        fingerprint = Prep.open(Path(config.prep)).fingerprint
+        outcome = ClusterRun(
+            ray=ray,
+            work=Training(str(run.path), resume, config.prep, fingerprint),
+            least=least,
+            most=most,
+            cores=config.threads,
+            gpus=gpus,
+            timeout=config.timeout_s,
+            metrics=run.metrics,
+        ).run()
+    return run, _result(outcome)
+
+
+def _result(outcome: Outcome) -> dict[str, Any]:
     if outcome.failed:
         raise UserError(f"the run failed: {outcome.reason}")
-    if not run.model.is_file():
-        raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
     return outcome.coordinator
 
 
@@ -99,13 +136,18 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     left = [e for e in events if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
     last = checks[-1] if checks else {}
-    begun = [e["time"] for e in events if e["event"] == "joined"][: config.learner_range[1]]
+    first = first_learners(config)
+    begun = [e["time"] for e in events if e["event"] == "joined"][:first]
     wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
     examples = sum(e["examples"] for e in left)
     rounds = [e for e in events if e["event"] == "round"]
+    links = [
+        Link(sender=f"learner {e['learner']}", **link) for e in left for link in e.get("links", ())
+    ]
+    measured = [link for link in links if link.seconds > 0]
     return Summary(
         strategy=config.strategy_name,
-        learners=config.learner_range[1],
+        learners=config.first_learners,
         optimizer=config.optimizer.value,
         seed=config.seed,
         epochs=config.epochs,
@@ -119,11 +161,29 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         minibatches=Minibatches(**outcome["minibatches"]),
         rounds=outcome["rounds"] or len(rounds),
         bytes_sent=sum(e["bytes_sent"] for e in left),
+        links=links,
+        slowest_link=min(measured, key=lambda link: link.rate, default=None),
+        slowest_learner=_slowest(events, left),
+        late_learners=sorted({e["learner"] for e in events if e.get("in_a_row")}),
+        rolled_back=sum(e["rolled_back"] for e in events if e["event"] == "restored"),
         staleness=_staleness(rounds),
         learners_lost=len(outcome["lost"]),
-        learners_joined=outcome["joined"] - config.learner_range[1],
+        learners_joined=outcome["joined"] - first,
         ended="finished" if outcome["over"] else "early",
     )
+
+
+def _slowest(events: list[dict[str, Any]], left: list[dict[str, Any]]) -> Slowest | None:
+    """By what each trained in the time that it did not wait."""
+    joined = {e["learner"]: e["time"] for e in events if e["event"] == "joined"}
+    speeds = []
+    for e in left:
+        waited = e["data_wait_s"] + e["round_wait_s"]
+        computing = e["time"] - joined.get(e["learner"], 0.0) - waited
+        if computing > 0 and e["examples"]:
+            rate = e["examples"] / computing
+            speeds.append(Slowest(learner=e["learner"], examples_per_s=rate))
+    return min(speeds, key=lambda s: s.examples_per_s) if len(speeds) > 1 else None
 
 
 def _staleness(rounds: list[dict[str, Any]]) -> Staleness:

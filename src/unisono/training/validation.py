@@ -70,6 +70,13 @@ def score_groups(
     return [Score(_mean(total, n), _mean(hits, n), n) for total, hits, n in sums]
 
 
+def sample(source: Source, size: int, count: int, device: torch.device) -> list[torch.Tensor]:
+    """Inputs of ``count`` minibatches, at most, of examples chosen at random, always the same."""
+    chosen = Order(len(source), seed=1).indices(0, 0, min(size * count, len(source)))
+    starts = range(0, len(chosen) - size + 1, size) or range(1)
+    return [source.batch(np.sort(chosen[a : a + size]))[0].to(device) for a in starts]
+
+
 def merge(scores: Sequence[Score]) -> Score:
     """The score of all frames together."""
     frames = sum(part.frames for part in scores)

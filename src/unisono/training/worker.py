@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +15,22 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
-from unisono.coordinator.client import Abandoned
 from unisono.data import ChunkSource, FrameSource, Part
 from unisono.events import UserError
 from unisono.learner.learner import Learner
-from unisono.learner.site import LEARNER
+from unisono.learner.site import find_site
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.training.launch import ABANDONED
+from unisono.training.combination import combine, estimate_statistics, has_statistics
+from unisono.training.ends import in_one_line
 from unisono.training.rates import folds_momentum, make_schedule
+from unisono.training.rules import Rules, decay_of
 from unisono.training.shapes import examples_in, open_data, shape_of, source_of, strategy_of
-from unisono.training.validation import HALVES, halves, merge, score, score_groups
+from unisono.training.validation import HALVES, halves, merge, sample, score, score_groups
+
+STATISTICS = 50
+"""Minibatches that batch norm's statistics are estimated from."""
 
 
 def choose_device(config: Config, number: int) -> torch.device:
@@ -42,7 +46,7 @@ def choose_device(config: Config, number: int) -> torch.device:
 
 def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """The optimizer that the configuration names."""
-    decay = config.rate.weight_decay
+    decay = decay_of(config)
     if config.optimizer is OptimizerChoice.ADAMW:
         return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
     momentum = 0.0 if folds_momentum(config) else config.rate.momentum
@@ -55,14 +59,27 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
 
 
 class Worker:
-    """Trains the model of a run's configuration, as one of its learners."""
+    """Trains the model of a run's configuration, as one of its learners.
 
-    def __init__(self, run: RunDirectory, *, resume: bool) -> None:
+    ``local_number`` is this learner's place among the ``local_count`` on its machine, where others
+    are elsewhere.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        resume: bool,
+        local_number: int = 0,
+        local_count: int | None = None,
+    ) -> None:
         self._run = run
         self._resume = resume
         self._config = run.read_config()
-        torch.set_num_threads(self._config.threads_per_learner(os.cpu_count() or 1))
-        self._device = choose_device(self._config, 0)
+        beside = local_count or self._config.learner_range[1]
+        cores = max(1, (os.cpu_count() or 1) // beside)
+        torch.set_num_threads(self._config.threads or cores)
+        self._device = choose_device(self._config, local_number)
         self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
@@ -82,7 +99,15 @@ class Worker:
         """Trains to the end; the learner that leads writes the model."""
         config = self._config
         optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
-        strategy = strategy_of(config)
+        rules = Rules(
+            config,
+            self._model,
+            optimizer,
+            self._schedule,
+            len(self._train),
+            ask=self._run.write_wanted,
+        )
+        strategy = rules.strategy(strategy_of(config))
         every = examples_in(config, config.validation.every) or len(self._train)
         minibatch = examples_in(config, config.minibatch)
         with Learner(
@@ -95,21 +120,22 @@ class Worker:
             checkpoint_every=examples_in(config, config.checkpoint.every),
             keep=config.checkpoint.keep,
             resume=self._resume,
-            log=self._run.log(int(os.environ.get(LEARNER, "0"))),
+            log=self._run.log(find_site().number),
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
             for x, y in learner.draw(self._train, config.epochs, minibatch):
-                rate = self._schedule.rate(learner.progress)
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                x, y = x.to(self._device), y.to(self._device)
-                logits = self._model(x).flatten(0, -2)
-                learner.step(functional.cross_entropy(logits, y.flatten()))
+                rules.begin(learner)
+                for some, states in rules.parts(x.to(self._device), y.to(self._device)):
+                    logits = self._model(some).flatten(0, -2)
+                    loss = functional.cross_entropy(logits, states.flatten())
+                    rules.note(loss, len(logits))
+                    learner.step(loss)
+                rules.end(learner)
                 due = learner.every(examples=every) and learner.progress < 1
                 if self._heldout is not None and due:
                     self._validate(learner)
-            self._end(learner)
+            self._end(learner, rules)
 
     def _source(self, part: Part) -> FrameSource | ChunkSource:
         device = self._device if self._fits(part) else None
@@ -133,12 +159,16 @@ class Worker:
             print(line, flush=True)
 
     def _validate(self, learner: Learner) -> None:
+        with learner.consensus() as model:
+            self._score(learner, model)
+
+    def _score(self, learner: Learner, model: nn.Module) -> None:
+        """Scores a model, and tells it."""
         assert self._heldout is not None
         asked = examples_in(self._config, self._config.validation.examples)
         examples = min(asked or len(self._heldout), len(self._heldout))
-        with learner.consensus() as model:
-            parts = score_groups(model, self._heldout, self._groups, examples, self._device)
-            train = score(model, self._train, examples, self._device)
+        parts = score_groups(model, self._heldout, self._groups, examples, self._device)
+        train = score(model, self._train, examples, self._device)
         heldout = merge(parts)
         apart: dict[str, float] = {}
         for name, half in zip(HALVES, parts, strict=True) if self._apart else ():
@@ -160,19 +190,22 @@ class Worker:
             flush=True,
         )
 
-    def _end(self, learner: Learner) -> None:
+    def _end(self, learner: Learner, rules: Rules) -> None:
         totals = {
             "examples": learner.meter.examples,
             "data_wait_s": learner.meter.data_wait_s,
             "round_wait_s": learner.meter.round_wait_s,
             "bytes_sent": learner.bytes_sent,
+            "links": learner.links,
             "rounds": learner.rounds,
         }
         learner.event("left", **totals)
         if learner.leads:
-            if self._heldout is not None:
-                self._validate(learner)
             with learner.consensus() as model:
+                if rules.states:
+                    self._combine(learner, model, rules)
+                if self._heldout is not None:
+                    self._score(learner, model)
                 tensors = {name: t.contiguous() for name, t in model.state_dict().items()}
                 write_atomically(self._run.model, save(tensors))
             description = {
@@ -184,6 +217,27 @@ class Worker:
             }
             write_atomically(self._run.model_description, json.dumps(description).encode())
 
+    def _combine(self, learner: Learner, model: nn.Module, rules: Rules) -> None:
+        """The last rounds' models become one, by its log-prob on the held-out frames."""
+        examples = examples_in(self._config, self._config.validation.examples)
+        source = self._train if self._heldout is None else self._heldout
+        group = np.zeros(len(source), dtype=np.int64) if self._heldout is None else self._groups
+
+        def judge() -> float:
+            return score_groups(model, source, group, examples, self._device)[0].logprob
+
+        fresh = self._config.recipe.statistics and has_statistics(model)
+        count = examples_in(self._config, self._config.minibatch)
+        minibatches = sample(self._train, count, STATISTICS, self._device) if fresh else []
+        prepare = partial(estimate_statistics, model, minibatches) if fresh else lambda: None
+        chosen, objectives = combine(model, rules.states, judge, prepare)
+        learner.event("combined", models=chosen, of=len(rules.states), logprob=max(objectives))
+        print(
+            f"the mean of the last {chosen} of {len(rules.states)} models: log-prob "
+            f"{max(objectives):.4f}, of the last one alone {objectives[0]:.4f}",
+            flush=True,
+        )
+
 
 def main() -> None:
     """Runs as a process of its own; errors are one line where they can be."""
@@ -191,14 +245,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    try:
+    with in_one_line():
         Worker(RunDirectory.open(options.run), resume=options.resume).run()
-    except Abandoned as abandoned:
-        print(f"unisono: stopped, because {abandoned.who} failed", file=sys.stderr)
-        sys.exit(ABANDONED)
-    except UserError as error:
-        print(f"unisono: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

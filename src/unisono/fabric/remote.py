@@ -1,0 +1,407 @@
+"""Lines between hosts: a session over TCP connections that may break and be made anew.
+
+Every message of a session has a number. The sender keeps a message until the receiver has said that
+it has it; when a connection breaks between two that live, the sender calls again, is told how many
+came, and sends the rest. So a broken connection loses and repeats nothing. Credit travels as the
+number of all messages of a port that were ever consumed, which can be said twice.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unisono.fabric.address import Address
+from unisono.fabric.base import Message, Traffic
+from unisono.fabric.buffers import Buffers, as_bytes
+from unisono.fabric.credits import Credits, Tally
+from unisono.fabric.endpoints import Place
+from unisono.fabric.handshake import Dialing, Refused
+from unisono.fabric.reactor import Reactor
+from unisono.fabric.seal import Forged, Seal
+from unisono.fabric.slots import as_vector
+from unisono.fabric.stream import Stream
+from unisono.fabric.vector import TensorVector
+from unisono.fabric.wire import Wire
+
+_AGAIN_S = 0.05
+_AGAIN_MOST_S = 1.0
+GIVE_UP_S = 5.0
+"""Seconds after which a broken session to the coordinator is over; see ``patience``."""
+_BYE = b'{"bye":1}'
+_UNSAID = 16
+"""Messages without a vector that have come and are not acknowledged yet."""
+
+
+@dataclass
+class _Kept:
+    """A message that the receiver has not said to have."""
+
+    number: int
+    head: bytes
+    memory: torch.Tensor | None = None
+    payload: memoryview | None = None
+
+
+class RemoteLine:
+    """The sending end of a session.
+
+    ``on_ready`` is called when the receiver has taken the first greeting, ``on_end`` once: when
+    nobody listens there any more, the receiver wants no more of it, or it was closed. With a
+    ``patience`` also when the receiver could not be reached for so long: who speaks to the
+    coordinator sends again what was lost, and must know when nobody hears it. Whether another
+    member is dead is for the coordinator to say.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        token: bytes,
+        make_wire: Callable[[socket.socket], Wire],
+        reactor: Reactor,
+        buffers: Buffers,
+        greeting: dict[str, str],
+        changed: threading.Condition,
+        traffic: Traffic,
+        patience: float,
+        on_ready: Callable[[RemoteLine], None],
+        on_end: Callable[[RemoteLine], None],
+    ) -> None:
+        self._place = place
+        self._token = token
+        self._make_wire = make_wire
+        self._reactor = reactor
+        self._buffers = buffers
+        self._greeting = {**greeting, "session": secrets.token_hex(16)}
+        self._changed = changed
+        self._traffic = traffic
+        self._patience = patience
+        self._broken_since: float | None = None
+        self._carrying = 0
+        self._carrying_since = 0.0
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._credits = Credits(changed)
+        self._credited: dict[str, int] = {}
+        self._order = threading.Lock()
+        self._kept: deque[_Kept] = deque()
+        self._next = 0
+        self._stream: Stream | None = None
+        self._dialing: Dialing | None = None
+        self._again_s = _AGAIN_S
+        self._established = False
+        self._closing = False
+        self._over = False
+        self._closed = threading.Event()
+        self._current: Stream | None = None
+        """The connection, also before the receiver has taken the greeting."""
+        reactor.call(self._dial)
+
+    def send(
+        self, port: str, data: bytes, vector: TensorVector | None, check: Callable[[], None] | None
+    ) -> None:
+        """Sends a copy of the vector.
+
+        Who may wait also waits for the first connection: what was sent is then in the hands of the
+        kernel, as far as that has room, and a sender that is killed has said it.
+        """
+        if check is not None:
+            self._wait_until_established(check)
+        self._credits.take(port, check)
+        kept = _Kept(0, b"")
+        place = b""
+        if vector is not None:
+            kind = str(vector.tensor.dtype).removeprefix("torch.")
+            place = b',"v":' + json.dumps([len(vector), kind]).encode()
+            if len(vector):
+                kept.memory = self._buffers.take(vector.nbytes)
+                as_vector(kept.memory, len(vector), vector.tensor.dtype).assign(vector)
+                kept.payload = as_bytes(kept.memory, vector.nbytes)
+        with self._order:
+            if self._over:
+                return
+            kept.number = self._next
+            self._next += 1
+            number = str(kept.number).encode()
+            name = json.dumps(port).encode()
+            kept.head = b'{"n":' + number + b',"p":' + name + place + b',"b":' + data + b"}"
+            self._kept.append(kept)
+            self._carry(kept)
+            if self._stream is not None:
+                self._stream.write(kept.head, kept.payload)
+
+    def _carry(self, kept: _Kept) -> None:
+        """A vector is on its way. Under the order's lock."""
+        if kept.memory is not None:
+            if self._carrying == 0:
+                self._carrying_since = time.monotonic()
+            self._carrying += 1
+
+    def drop(self) -> None:
+        """Ends the session at once."""
+        self._reactor.call(self._end)
+
+    def close(self) -> None:
+        """Ends the session after what was sent, which the receiver has then."""
+        self._reactor.call(self._close)
+
+    def join(self, patience: float) -> None:
+        """Waits for the end; a receiver that takes nothing any more gets no more."""
+        if not self._closed.wait(patience):
+            self._reactor.run(self._end)
+
+    def _wait_until_established(self, check: Callable[[], None]) -> None:
+        with self._changed:
+            while not (self._established or self._over):
+                check()
+                self._changed.wait()
+
+    # The reactor's thread.
+
+    def _dial(self) -> None:
+        if not self._over:
+            self._dialing = Dialing(
+                self._place,
+                self._reactor,
+                self._token,
+                self._make_wire,
+                self._connected,
+                self._failed,
+            )
+
+    def _failed(self, reason: Exception) -> None:
+        self._dialing = None
+        if isinstance(reason, Refused):
+            self._end()
+        else:
+            self._call_again()
+
+    def _call_again(self) -> None:
+        now = time.monotonic()
+        self._broken_since = now if self._broken_since is None else self._broken_since
+        if now - self._broken_since > self._patience:
+            self._end()
+        if not self._over:
+            self._reactor.call_later(self._again_s, self._dial)
+            self._again_s = min(2 * self._again_s, _AGAIN_MOST_S)
+
+    def _connected(self, wire: Wire, seals: tuple[Seal, Seal]) -> None:
+        self._dialing = None
+        stream = Stream(wire, self._reactor, self._buffers, seals, lambda *_: None, lambda: None)
+        stream.on_frame = lambda head, _: self._frame(stream, json.loads(head))
+        stream.on_end = lambda: self._broken(stream)
+        self._current = stream
+        stream.start()
+        stream.write(json.dumps({**self._greeting, "new": not self._established}).encode())
+
+    def _frame(self, stream: Stream, packet: dict[str, Any]) -> None:
+        if "no" in packet:
+            self._end()
+            return
+        self._take_credit(packet["c"])
+        with self._order:
+            while self._kept and self._kept[0].number < packet["r"]:
+                self._let_go(self._kept.popleft())
+            if self._stream is None:
+                for kept in self._kept:
+                    stream.write(kept.head, kept.payload)
+                self._stream = stream
+                self._again_s, self._broken_since = _AGAIN_S, None
+                if self._closing:
+                    stream.write(_BYE)
+        if not self._established:
+            self._establish()
+
+    def _establish(self) -> None:
+        with self._changed:
+            self._established = True
+            self._changed.notify_all()
+        self._on_ready(self)
+
+    def _take_credit(self, totals: dict[str, int]) -> None:
+        for port, total in totals.items():
+            count = total - self._credited.get(port, 0)
+            if count > 0:
+                self._credited[port] = total
+                self._credits.give(port, count)
+
+    def _let_go(self, kept: _Kept) -> None:
+        """The receiver has the message, so no connection needs its bytes any more."""
+        kept.payload = None
+        if kept.memory is not None:
+            self._buffers.give(kept.memory)
+            self._carrying -= 1
+            if self._carrying == 0:
+                self._traffic.seconds += time.monotonic() - self._carrying_since
+
+    def _broken(self, stream: Stream) -> None:
+        self._current = None
+        with self._order:
+            if self._stream is stream:
+                self._stream = None
+        if self._over:
+            return
+        if self._closing and self._established and not self._kept:
+            self._end()
+        else:
+            self._call_again()
+
+    def _close(self) -> None:
+        self._closing = True
+        with self._order:
+            if self._stream is not None:
+                self._stream.write(_BYE)
+            unused = not (self._established or self._kept)
+        if unused:
+            self._end()
+
+    def _end(self) -> None:
+        with self._order:
+            if self._over:
+                return
+            self._over = True
+            self._kept.clear()
+            self._stream = None
+        if self._dialing is not None:
+            self._dialing.stop()
+        if self._current is not None:
+            self._current.end()
+        with self._changed:
+            self._changed.notify_all()
+        self._on_end(self)
+        self._closed.set()
+
+
+class RemoteReceiver:
+    """The receiving end of a session. It outlives its connections.
+
+    Reactor's thread only, except that messages are released in any thread.
+    """
+
+    def __init__(
+        self,
+        sender: Address,
+        receiver: Address,
+        session: str,
+        at: str,
+        buffers: Buffers,
+        deliver: Callable[[str, Message], None],
+        on_break: Callable[[RemoteReceiver], None],
+        on_bye: Callable[[RemoteReceiver], None],
+    ) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.session = session
+        self.at = at
+        self.stream: Stream | None = None
+        self._buffers = buffers
+        self._deliver = deliver
+        self._on_break = on_break
+        self._on_bye = on_bye
+        self._tally = Tally()
+        self._lock = threading.Lock()
+        self._consumed: dict[str, int] = {}
+        self._received = 0
+        self._unsaid = 0
+        self._over = False
+
+    def attach(self, stream: Stream) -> None:
+        """Goes on over a new connection; what came over the old one counts."""
+        if self.stream is not None:
+            old = self.stream
+            old.read()
+            self.stream = None
+            old.on_end = lambda: None
+            old.end()
+        if self._over:
+            stream.finish()
+            return
+        stream.on_frame = self._frame
+        stream.on_end = self._broken
+        self.stream = stream
+        with self._lock:
+            self._say(self._consumed)
+
+    def drain(self) -> None:
+        """Takes in all that has come so far."""
+        if self.stream is not None:
+            self.stream.read()
+
+    def end(self) -> None:
+        """Ends the session."""
+        self._over = True
+        if self.stream is not None:
+            stream, self.stream = self.stream, None
+            stream.on_end = lambda: None
+            stream.end()
+
+    def _broken(self) -> None:
+        self.stream = None
+        if not self._over:
+            self._on_break(self)
+
+    def _frame(self, head: bytes, memory: torch.Tensor | None) -> None:
+        packet = json.loads(head)
+        if "bye" in packet:
+            self._leave()
+            return
+        if packet["n"] != self._received:
+            raise Forged("a message out of its order")
+        self._received += 1
+        port, vector = packet["p"], None
+        if "v" in packet:
+            count, kind = packet["v"]
+            dtype = getattr(torch, kind)
+            if memory is None:
+                vector = TensorVector(torch.empty(0, dtype=dtype))
+            else:
+                vector = as_vector(memory, count, dtype)
+        count = self._tally.arrive(port)
+        with self._lock:
+            self._unsaid += 1
+            self._credit(port, count)
+            if self._unsaid and (memory is not None or self._unsaid >= _UNSAID):
+                self._say({})
+        has_vector = vector is not None
+        release = lambda: self._release(port, memory, has_vector)  # noqa: E731
+        self._deliver(port, Message(self.sender, packet["b"], vector, release))
+
+    def _release(self, port: str, memory: torch.Tensor | None, at_once: bool) -> None:
+        count = self._tally.consume(port, at_once=at_once)
+        if memory is not None:
+            self._buffers.give(memory)
+        with self._lock:
+            self._credit(port, count)
+
+    def _credit(self, port: str, count: int) -> None:
+        if count:
+            self._consumed[port] = self._consumed.get(port, 0) + count
+            self._say({port: self._consumed[port]})
+
+    def _say(self, consumed: dict[str, int]) -> None:
+        """Tells what came and what was consumed. Under the lock."""
+        self._unsaid = 0
+        stream = self.stream
+        if stream is not None:
+            packet = {"r": self._received, "c": consumed}
+            stream.write(json.dumps(packet, separators=(",", ":")).encode())
+
+    def _leave(self) -> None:
+        """The sender has said goodbye; it is told that everything came."""
+        self._over = True
+        with self._lock:
+            self._say({})
+        stream, self.stream = self.stream, None
+        assert stream is not None
+        stream.on_end = lambda: None
+        stream.finish()
+        self._on_bye(self)
