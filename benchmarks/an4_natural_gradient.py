@@ -39,7 +39,7 @@ from unisono.runs.paired import estimate
 OPTIMIZERS = ("sgd", "ng-sgd")
 ROUNDS = (0, 16, 64, 200)
 """Minibatches of a learner between two averages; 0: one learner."""
-RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
 MINIBATCH = 128
 COMMON = (
     "device=cpu",

@@ -110,7 +110,20 @@ def rows_of(x: Tensor, y: Tensor, narrow: list[Tensor]) -> tuple[list[Tensor], l
     return inputs, derivatives
 
 
-def captured(work: Step, pool: Any = None) -> torch.cuda.CUDAGraph:
+class Graph:
+    """A captured piece of work; keeps what the work uses, whose addresses are in the graph."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, work: Step) -> None:
+        self._work = work
+        self.replay: Step = graph.replay
+        self.pool = graph.pool
+
+    def __call__(self) -> None:
+        """Runs it."""
+        self.replay()
+
+
+def captured(work: Step, pool: Any = None) -> Graph:
     """The work as a graph; it is run a few times before.
 
     Each is captured on a stream of its own: cuBLAS keeps one workspace a stream, and graphs that
@@ -128,7 +141,7 @@ def captured(work: Step, pool: Any = None) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph, pool=pool, stream=stream):
         work()
     torch.cuda.synchronize()
-    return graph
+    return Graph(graph, work)
 
 
 # SGD.
@@ -147,7 +160,7 @@ def sgd_autograd(shape: Shape, device: torch.device, *, fast: bool) -> Step:
 
     if not fast:
         return step
-    return captured(step).replay
+    return captured(step)
 
 
 def sgd_by_hand(shape: Shape, device: torch.device) -> Step:
@@ -165,7 +178,7 @@ def sgd_by_hand(shape: Shape, device: torch.device) -> Step:
         plain_sgd(w.all, [*weights, *biases])
         w.refresh()
 
-    return captured(step).replay
+    return captured(step)
 
 
 def plain_sgd(parameters: list[Tensor], gradients: list[Tensor]) -> None:

@@ -95,7 +95,19 @@ class NaturalProduct:
             _, scale_g = preconditioners[Side.OUTPUT].precondition(g, out=g)
             x = self._inputs.gather(inputs, width, dtype, ones=bias is not None)
             _, scale_x = preconditioners[Side.INPUT].precondition(x, out=x)
-            x *= (scale_x * scale_g / summed).to(dtype)
-            gradient = (g.T @ x[:, :width]).view(weight.shape).to(weight.dtype)
-            shift = None if bias is None else (g.T @ x[:, width]).to(bias.dtype)
-        return gradient, shift
+            scale = scale_x * scale_g / summed
+            gradient = _scaled(scale, g.T, x[:, :width]).view(weight.shape).to(weight.dtype)
+            if bias is None:
+                return gradient, None
+            shift = scale.to(dtype) * (g.T @ x[:, width])
+        return gradient, shift.to(bias.dtype)
+
+
+def _scaled(scale: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Returns scale a b; on the host, where reading the scale waits for nobody, in one go.
+
+    Elsewhere b is overwritten.
+    """
+    if a.is_cuda:
+        return a @ b.mul_(scale.to(b.dtype))
+    return torch.addmm(a.new_zeros(()), a, b, beta=0.0, alpha=float(scale))
