@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="Ray's object store as well")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
-    figures: Figures = distributed_test(measure, 2, limit=600.0)[0]
+    figures: Figures = distributed_test(measure, 2, limit=1200.0)[0]
     if options.ray:
         figures |= measure_ray()
     load = os.getloadavg()[0]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from unisono.events import UserError
-from unisono.fabric import Address, Gone, Member, TensorVector, TimedOut, learner
+from unisono.fabric import COORDINATOR, Address, Gone, Member, TensorVector, TimedOut, learner
 from unisono.fabric.endpoints import Place, address_of, local_path, route_to, tcp_place
 from unisono.fabric.gate import Network, token_of
 from unisono.fabric.local import Host, LocalNode
@@ -340,6 +340,33 @@ def test_a_peer_whose_place_is_empty_loses_what_is_sent_to_it(pair: Callable[...
     with pytest.raises(TimedOut):
         made.a.receive("z", timeout=0.1)
     assert not isinstance(made.a._reason, Gone)
+
+
+def test_a_coordinator_behind_a_cut_is_gone_until_it_is_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, seconds in (("handshake.SHAKE_S", 0.3), ("gate.GIVE_UP_S", 0.5)):
+        monkeypatch.setattr(f"unisono.fabric.{name}", seconds)
+    broken = threading.Event()
+    there, here = (Host(network=Network(TOKEN, "127.0.0.1")) for _ in range(2))
+    coordinator = there.node(COORDINATOR)
+    relay = Relay(tcp_place(there.endpoint), lambda number, data: None if broken.is_set() else data)
+    node = here.node(A, str(relay.place))
+    node.port("control", members=True)
+    assert node.receive("control", timeout=10).body == {"kind": "coordinator"}
+    node.send(COORDINATOR, "x", {"n": 0})
+    assert coordinator.receive("x", timeout=5).body == {"n": 0}
+    broken.set()
+    with pytest.raises(Gone):
+        while True:  # the first ends the connection, the others wait for credit
+            node.send(COORDINATOR, "x", {"n": 1})
+    broken.clear()
+    assert node.receive("control", timeout=10).body == {"kind": "coordinator"}
+    node.send(COORDINATOR, "y", {"n": 2})
+    assert coordinator.receive("y", timeout=5).body == {"n": 2}
+    for host in (here, there):
+        host.close()
+    relay.close()
 
 
 @pytest.mark.parametrize("text", ["tcp:1.2.3.4", "udp:1.2.3.4:5", "tcp:[::1]:x", ""])

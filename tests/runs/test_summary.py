@@ -28,6 +28,8 @@ PROMISED = [
     "links",
     "slowest_link",
     "slowest_learner",
+    "late_learners",
+    "rolled_back",
     "staleness",
     "learners_lost",
     "learners_joined",
@@ -116,3 +118,9 @@ def test_lines_for_a_person() -> None:
     assert "leased 100, settled 98, returned 2, redone 2\n" in text
     assert "skipped" not in text
     assert "40 rounds, 2.5 MB sent" in text
+
+
+def test_who_was_too_late_and_what_was_rolled_back_are_named() -> None:
+    text = "\n".join(summary().model_copy(update={"late_learners": [3], "rolled_back": 7}).lines())
+    assert "learner 3: its pushes are beyond the staleness bound" in text
+    assert "rolled back 7 updates" in text

@@ -11,10 +11,11 @@ import torch
 
 from unisono.events import UserError
 from unisono.fabric import TensorVector, learner
+from unisono.learner.replica import LearnerReplica
 from unisono.strategies import AveragedServer, Server
 from unisono.strategies.holding import Holding
 from unisono.strategies.shards import Copy, Shard, bounds, holder, runs
-from unisono.testing.faults import Kill
+from unisono.testing.faults import Fault, Join, Kill
 from unisono.testing.losses import Targets
 from unisono.testing.properties import Promises, check_schedules, check_settling
 from unisono.testing.simulated import ToyCluster
@@ -184,3 +185,28 @@ def test_it_settles_with_any_number_of_shards() -> None:
     promises = Promises(plain=False, keeps_mean=False, mixes=False)
     for shards in (1, 5, 40):
         check_settling(lambda s=shards: Server(push_every=2, shards=s), 3, promises=promises)
+
+
+def restored(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[dict[str, Any]]:
+    """What is told of shards that lost updates with their holder."""
+    told: list[dict[str, Any]] = []
+
+    def event(self: LearnerReplica, name: str, **fields: Any) -> None:
+        if name == "restored":
+            told.append(fields)
+
+    monkeypatch.setattr(LearnerReplica, "event", event)
+    strategy = Server(push_every=1, shards=3)
+    run = ToyCluster(strategy=strategy, learners=3, total=60, faults=faults).run()
+    assert run.state.pool.over
+    return told
+
+
+def test_what_went_with_a_holder_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [each for at in range(50, 80) for each in restored(monkeypatch, [Kill(at / 10, 0)])]
+    assert {each["shard"] for each in told} == {0}
+    assert all(0 < each["rolled_back"] <= 3 for each in told)
+
+
+def test_nothing_is_rolled_back_where_nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert restored(monkeypatch, []) == restored(monkeypatch, [Join(6.3, 3)]) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import socket
 import threading
 import time
@@ -14,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from unisono.events import UserError
-from unisono.fabric.address import Address
+from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.base import Message, Traffic
 from unisono.fabric.buffers import Buffers
 from unisono.fabric.endpoints import Place, address_of, interface_of, route_to, tcp_place
 from unisono.fabric.handshake import SHAKE_S, Answering
 from unisono.fabric.reactor import Reactor
-from unisono.fabric.remote import RemoteLine, RemoteReceiver
+from unisono.fabric.remote import GIVE_UP_S, RemoteLine, RemoteReceiver
 from unisono.fabric.seal import TOKEN, Seal
 from unisono.fabric.stream import Stream
 from unisono.fabric.tls import TlsWire, check_encryption
@@ -129,6 +130,7 @@ class Gate:
             {**greeting, "at": str(self.place)},
             changed,
             traffic,
+            GIVE_UP_S if greeting["to"] == str(COORDINATOR) else math.inf,
             on_ready,
             on_end,
         )

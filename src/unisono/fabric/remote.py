@@ -35,6 +35,8 @@ from unisono.fabric.wire import Wire
 
 _AGAIN_S = 0.05
 _AGAIN_MOST_S = 1.0
+GIVE_UP_S = 5.0
+"""Seconds after which a broken session to the coordinator is over; see ``patience``."""
 _BYE = b'{"bye":1}'
 _UNSAID = 16
 """Messages without a vector that have come and are not acknowledged yet."""
@@ -54,7 +56,10 @@ class RemoteLine:
     """The sending end of a session.
 
     ``on_ready`` is called when the receiver has taken the first greeting, ``on_end`` once: when
-    nobody listens there any more, the receiver wants no more of it, or it was closed.
+    nobody listens there any more, the receiver wants no more of it, or it was closed. With a
+    ``patience`` also when the receiver could not be reached for so long: who speaks to the
+    coordinator sends again what was lost, and must know when nobody hears it. Whether another
+    member is dead is for the coordinator to say.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class RemoteLine:
         greeting: dict[str, str],
         changed: threading.Condition,
         traffic: Traffic,
+        patience: float,
         on_ready: Callable[[RemoteLine], None],
         on_end: Callable[[RemoteLine], None],
     ) -> None:
@@ -78,6 +84,8 @@ class RemoteLine:
         self._greeting = {**greeting, "session": secrets.token_hex(16)}
         self._changed = changed
         self._traffic = traffic
+        self._patience = patience
+        self._broken_since: float | None = None
         self._carrying = 0
         self._carrying_since = 0.0
         self._on_ready = on_ready
@@ -178,6 +186,10 @@ class RemoteLine:
             self._call_again()
 
     def _call_again(self) -> None:
+        now = time.monotonic()
+        self._broken_since = now if self._broken_since is None else self._broken_since
+        if now - self._broken_since > self._patience:
+            self._end()
         if not self._over:
             self._reactor.call_later(self._again_s, self._dial)
             self._again_s = min(2 * self._again_s, _AGAIN_MOST_S)
@@ -203,7 +215,7 @@ class RemoteLine:
                 for kept in self._kept:
                     stream.write(kept.head, kept.payload)
                 self._stream = stream
-                self._again_s = _AGAIN_S
+                self._again_s, self._broken_since = _AGAIN_S, None
                 if self._closing:
                     stream.write(_BYE)
         if not self._established:

@@ -111,6 +111,8 @@ class Summary(_Part):
         links: what each sent to each.
         slowest_link: of those over a network, the one with the fewest bytes a second.
         slowest_learner: of several.
+        late_learners: whose pushes came after the staleness bound, several in a row.
+        rolled_back: updates of a server's shards that went with their holder.
         staleness: of the updates.
         learners_lost: learners that died.
         learners_joined: learners that came after the begin.
@@ -136,6 +138,8 @@ class Summary(_Part):
     links: list[Link] = []
     slowest_link: Link | None = None
     slowest_learner: Slowest | None = None
+    late_learners: list[int] = []
+    rolled_back: int = 0
     staleness: Staleness
     learners_lost: int
     learners_joined: int
@@ -176,16 +180,20 @@ class Summary(_Part):
             f"minibatches {', '.join(f'{k} {v:,}' for k, v in went.items()) or 'none'}",
             f"sharing     {self.rounds:,} rounds, {self.bytes_sent / 1e6:,.1f} MB sent, staleness "
             f"mean {self.staleness.mean:.1f}, max {self.staleness.max}",
-            *self._slowest(),
+            *self._remarks(),
             f"ended       {self.ended}",
         ]
 
-    def _slowest(self) -> list[str]:
+    def _remarks(self) -> list[str]:
         lines = []
         if self.slowest_learner is not None:
             slow = self.slowest_learner
             rate = f"{slow.examples_per_s:,.0f} examples a second of computing"
             lines.append(f"slowest     learner {slow.learner}: {rate}")
+        for late in self.late_learners:
+            lines.append(f"late        learner {late}: its pushes are beyond the staleness bound")
+        if self.rolled_back:
+            lines.append(f"rolled back {self.rolled_back} updates of shards whose holder was lost")
         if self.slowest_link is not None:
             link = self.slowest_link
             rate = f"{link.rate / 1e6:,.1f} MB/s, {link.bytes / 1e6:,.1f} MB"

@@ -43,6 +43,9 @@ class Holding:
         """Whether a push must wait, whatever shard it is for."""
         self._given: dict[int, int] = {}
         """The newest version of each shard here that another member was sent."""
+        self._members: list[Address] = []
+        self._orphans: set[int] = set()
+        """Shards that come here because their holder is gone."""
 
     # The model.
 
@@ -177,6 +180,9 @@ class Holding:
         self._asked = {s: asked & set(members) for s, asked in self._asked.items() if s in mine}
         new = mine - set(self._shards) - set(self._asked)
         others = [m for m in members if m != me]
+        before, self._members = self._members, members
+        if before:
+            self._orphans |= {s for s in new if holder(s, self._count, before) not in members}
         for shard in new:
             self._asked[shard] = set(others)
             if self.copies[shard].newer_than(self._known[shard]):
@@ -319,6 +325,7 @@ class Holding:
             updater = self._replica.updater(part, start)
             self._known[shard].generation = self._fabric.members().version
             self._shards[shard] = Shard(part, updater, self._known[shard])
+            self._tell_restored(shard)
             kept = self._kept.pop(shard, None)
             if kept is not None:
                 self._shards[shard].mean = kept.vectors.pop("mean", None)
@@ -326,6 +333,15 @@ class Holding:
                 if kept.vectors:
                     updater.load_state(kept)
         self.retry()
+
+    def _tell_restored(self, shard: int) -> None:
+        """Counts the updates that went with a holder: those that other shards have more."""
+        if shard in self._orphans:
+            self._orphans.discard(shard)
+            version = self._known[shard].version
+            lost = max(self._newest(other).version for other in range(self._count)) - version
+            if lost:
+                self._replica.event("restored", shard=shard, version=version, rolled_back=lost)
 
     def _part(self, vector: Vector, run: Run) -> Vector:
         return vector.slice(*bounds(run, self._count, len(self.model)))

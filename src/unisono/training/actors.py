@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from unisono.coordinator.client import Abandoned, CoordinatorLost
 from unisono.events import UserError
 from unisono.fabric.endpoints import address_of
-from unisono.learner.site import DIRECTORY, INTERFACE, TOKEN
+from unisono.learner.site import DIRECTORY, INTERFACE
 from unisono.training.coordinate import coordinate, host_in
 from unisono.training.engine import load_ray
 from unisono.training.work import Work
@@ -65,13 +65,13 @@ class CoordinatorActor:
         timeout: float,
         metrics: str | None,
         address: str,
-        token: str,
+        environment: Mapping[str, str],
     ) -> None:
         self._directory = Path(directory)
         self._expected = expected
         self._timeout = timeout
         self._metrics = None if metrics is None else Path(metrics)
-        os.environ[TOKEN] = token
+        os.environ.update(environment)
         chosen = os.environ.get(INTERFACE, "")
         self._host = host_in(self._directory, address_of(chosen) if chosen else address)
 

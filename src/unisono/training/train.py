@@ -121,6 +121,7 @@ def _train_on_cluster(
             gpus=gpus,
             timeout=config.timeout_s,
             metrics=run.metrics,
+            links=config.links,
         ).run()
     return run, _result(outcome)
 
@@ -164,6 +165,8 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         links=links,
         slowest_link=min(measured, key=lambda link: link.rate, default=None),
         slowest_learner=_slowest(events, left),
+        late_learners=sorted({e["learner"] for e in events if e.get("in_a_row")}),
+        rolled_back=sum(e["rolled_back"] for e in events if e["event"] == "restored"),
         staleness=_staleness(rounds),
         learners_lost=len(outcome["lost"]),
         learners_joined=outcome["joined"] - config.first_learners,
