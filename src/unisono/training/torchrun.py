@@ -100,6 +100,8 @@ def _lead(
         token = os.environ.get(TOKEN) or make_token()
         address = "" if rank.one_machine else meeting.address()
         coordinator = _start_coordinator(children, folder, run, config, address, token)
+        if address:
+            print(f"coordinator is at {coordinator.split()[0]}", file=sys.stderr, flush=True)
         plan = {"coordinator": coordinator, "token": token, "run": str(run.path.resolve())}
         meeting.tell(plan)
         try:
