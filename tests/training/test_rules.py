@@ -21,7 +21,7 @@ from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.strategies import Averaging, Bid, Everybody, KeepGood
 from unisono.training.rates import make_schedule
-from unisono.training.rules import Objective, Rules, check_recipe
+from unisono.training.rules import Objective, Rules, check_recipe, check_rounds
 from unisono.training.train import train
 from unisono.training.validation import score
 from unisono.training.worker import make_optimizer
@@ -168,6 +168,14 @@ def test_the_example_has_the_numbers_of_kaldi() -> None:
     assert schedule.rate(0.0) == pytest.approx(8 * 3e-4 * 512, rel=0.03)
     assert schedule.rate(1.0) == pytest.approx(8 * 3e-5 * 512, rel=0.03)
     assert (config.natural_gradient.rank_in, config.natural_gradient.rank_out) == (20, 80)
+
+
+def test_a_run_of_one_round_is_refused_with_a_pace_that_fits() -> None:
+    config = load(None, [*KALDI, "agreement.every=400000"], {})
+    with pytest.raises(UserError, match=r"nothing is averaged; set it to 5000, say"):
+        check_rounds(config, 200_000)
+    check_rounds(load(None, [*KALDI, "agreement.every=5000"], {}), 200_000)
+    check_rounds(load(None, ["learners=4", "agreement.every=400000"], {}), 200_000)
 
 
 def test_more_at_the_start_than_there_are_is_refused() -> None:

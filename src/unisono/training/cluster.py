@@ -15,7 +15,7 @@ from unisono.config import Links
 from unisono.events import UserError
 from unisono.fabric.seal import make_token
 from unisono.learner.site import COORDINATOR_AT, LEARNER, LEARNERS, TIMEOUT, TOKEN, told_of
-from unisono.training.actors import CoordinatorActor, Kind, LearnerActor, Report
+from unisono.training.actors import CoordinatorActor, Kind, LearnerActor, Report, folders_of
 from unisono.training.engine import NODE_LABEL, living_nodes
 from unisono.training.launch import GRACE_S, Outcome
 from unisono.training.work import Work
@@ -85,7 +85,8 @@ class ClusterRun:
             for learner in self._learners.values():
                 self.ray.kill(learner.actor)
             self.ray.kill(self._coordinator)
-            shutil.rmtree(self._directory, ignore_errors=True)
+            for folder in (self._directory, *folders_of(self._directory.name)):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _start_coordinator(self) -> Any:
         here = self.ray.get_runtime_context().get_node_id()

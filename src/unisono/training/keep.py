@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from unisono.data import FrameSource, Part, Prep
@@ -42,7 +43,12 @@ def keep_speech(run: RunDirectory, prep: Prep) -> None:
         replace(Kit.read(run.path), sample=None).write(target)
         (target / SAMPLE).unlink(missing_ok=True)
     network = Network(run)
+    threads = torch.get_num_threads()
+    # One: utterances are short, and threads that wait for each other at every layer take many
+    # times as long as one does where others use the cores, too.
+    torch.set_num_threads(1)
     means = np.maximum(_mean_posteriors(network, prep), 1 / prep.frames_of(Part.TRAIN))
+    torch.set_num_threads(threads)
     buffer = io.BytesIO()
     np.save(buffer, np.log(means).astype(np.float32))
     write_atomically(target / PRIORS, buffer.getvalue())

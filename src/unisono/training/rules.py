@@ -53,6 +53,24 @@ def check_recipe(config: Config) -> None:
     dropout_of(config)
 
 
+def check_rounds(config: Config, frames: int) -> None:
+    """Refuses a run by the recipe that is over with its first round, in which nothing is averaged.
+
+    Raises:
+        UserError: there is too little data for the pace.
+    """
+    strategy = make(config.strategy_name, config.agreement)
+    if not config.recipe.enabled or not isinstance(strategy, Averaging):
+        return
+    total, learners = frames * config.epochs, config.first_learners
+    if round_count(total, strategy.every, learners, learners) < 2:
+        pace = max(config.minibatch, total // (20 * learners))
+        raise UserError(
+            f"recipe.enabled: {total} frames are one round of {learners} learners with "
+            f"agreement.every={strategy.every}, and nothing is averaged; set it to {pace}, say"
+        )
+
+
 def dropout_of(config: Config) -> DropoutSchedule | None:
     """The schedule of dropout, if the recipe has one."""
     text = config.recipe.dropout if config.recipe.enabled else ""

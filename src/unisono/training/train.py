@@ -22,7 +22,7 @@ from unisono.training.engine import cores_for, entered, gpus_for, living_nodes
 from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch, Outcome
 from unisono.training.rates import make_schedule
-from unisono.training.rules import check_recipe
+from unisono.training.rules import check_recipe, check_rounds
 from unisono.training.shapes import open_data
 from unisono.training.work import Training
 from unisono.training.worker import Worker
@@ -67,6 +67,7 @@ def check(config: Config) -> None:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
     prep = open_data(config)
     frames = prep.frames_of(Part.TRAIN)
+    check_rounds(config, frames)
     minibatches = -(-frames // config.minibatch) * config.epochs
     if minibatches < learners:
         raise UserError(
