@@ -39,6 +39,7 @@ def train_and_kill_the_coordinator(across: Across, intruders: int = 0) -> None:
     check(across, 0)
 
 
+@pytest.mark.timeout(150)
 def test_learners_train_over_tcp_and_a_killed_coordinator_comes_back(
     stage: Callable[..., Across],
 ) -> None:

@@ -107,12 +107,12 @@ def test_two_machines_train(torchrun: Start, prep: Path, tmp_path: Path, strateg
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_death_on_another_machine_ends_the_run_and_resume_goes_on(
     torchrun: Start, prep: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    arguments = train(prep, out, "averaging", 40, "--set", "checkpoint.every=20000")
+    arguments = train(prep, out, "averaging", 15, "--set", "checkpoint.every=5000")
     agents = nodes(torchrun, 2, arguments)
     deadline = time.monotonic() + 60
     while not list(out.glob("checkpoints/*")):
@@ -126,9 +126,8 @@ def test_a_death_on_another_machine_ends_the_run_and_resume_goes_on(
     assert "the run failed: learner 1 was lost (its process ended)" in output
     assert "unisono/training/" not in output, "a traceback of ours"
     assert not (out / "summary.json").exists()
-    again = train(prep, out, "averaging", 3, "--resume")
-    agents = nodes(torchrun, 2, again)
-    outputs = [agent.communicate(timeout=100)[0] for agent in agents]
+    agents = nodes(torchrun, 2, [*arguments, "--resume"])
+    outputs = [agent.communicate(timeout=150)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     assert summary_of(out)["ended"] == "finished"
 
