@@ -4,8 +4,9 @@
 
 trains each strategy on AN4 frames (see docs/prep.md for the keys of the file) and prints, for each,
 held-out and training log-prob a frame, held-out accuracy, rounds, staleness and wall-clock, as
-means over the seeds with their spread, and the loss against solo with the same seed. With ``jobs``
-several trainings run at a time, and wall-clock means little.
+means over the seeds, and the loss against solo with the same seed and its
+interval (90%, Student's t). ``solo-set`` gives solo a learning rate of its own, so that each is
+compared at its best. With ``jobs`` several trainings run at a time, and wall-clock means little.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from unisono.config import load
 from unisono.data import convert_frames
 from unisono.events import UserError
+from unisono.runs.paired import estimate
 from unisono.runs.summary import Summary
 from unisono.training.train import train
 
@@ -57,9 +59,10 @@ def line(way: str, pairs: list[tuple[Summary | None, Summary | None]]) -> str:
     ours = [r for _, r in both]
     heldout = [r.validation_logprob or 0.0 for r in ours]
     losses = [(s.validation_logprob or 0.0) - h for (s, _), h in zip(both, heldout, strict=True)]
-    spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
+    told = estimate(losses)
+    interval = "" if told.low is None else f"{told.low:.3f}..{told.high:.3f}"
     return (
-        f"{way:16} {statistics.mean(heldout):9.4f} {statistics.mean(losses):10.4f} {spread:7.4f} "
+        f"{way:16} {statistics.mean(heldout):9.4f} {told.mean:10.4f} {interval:>14} "
         f"{statistics.mean(r.train_logprob or 0.0 for r in ours):9.4f} "
         f"{100 * statistics.mean(r.validation_accuracy or 0.0 for r in ours):8.2f} "
         f"{statistics.mean(r.rounds for r in ours):7.0f} "
@@ -78,6 +81,7 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--set", action="append", default=[], help="any key, for all of them")
+    parser.add_argument("--solo-set", action="append", default=[], help="any key, for solo alone")
     options = parser.parse_args()
     ways, seeds = options.ways.split(","), range(options.seeds)
     common = [f"epochs={options.epochs}", "validation.examples=0", *options.set]
@@ -88,6 +92,7 @@ def main() -> None:
         for way in ways:
             for seed in seeds:
                 sets = [f"learners={options.learners}", f"seed={seed}", *common, *WAYS[way]]
+                sets += options.solo_set if way == "solo" else []
                 jobs.append((prep, Path(folder) / f"{way}-{seed}", sets))
         with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
             summaries = list(pool.map(run, jobs))
@@ -95,11 +100,20 @@ def main() -> None:
     lines = [
         line(way, [(s, r) for s, r in zip(runs["solo"], runs[way], strict=True)]) for way in ways
     ]
-    names = ("held out", "loss/solo", "spread", "train", "right %", "rounds", "staleness", "wall s")
+    names = (
+        "held out",
+        "loss/solo",
+        "interval",
+        "train",
+        "right %",
+        "rounds",
+        "staleness",
+        "wall s",
+    )
     print(
         f"\n{options.learners} learners, {options.epochs} epochs, {options.seeds} seeds, AN4 frames"
     )
-    head = "{:16} {:>9} {:>10} {:>7} {:>9} {:>8} {:>7} {:>9} {:>8} {:>5}"
+    head = "{:16} {:>9} {:>10} {:>14} {:>9} {:>8} {:>7} {:>9} {:>8} {:>5}"
     print(head.format("", *names, "seeds"))
     print("\n".join(lines))
 

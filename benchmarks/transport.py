@@ -1,8 +1,9 @@
 """What a vector's way from process to process costs: ours, and what others offer, in one run.
 
 Run as ``python benchmarks/transport.py``: two processes on this machine, every way open at the same
-time, sizes and ways in turn, medians. ``--ray`` adds Ray's object store, ``--json FILE`` writes the
-figures. pyzmq and Ray are measured where they are installed; Unisono needs neither.
+time, sizes and ways in turn, medians. ``--ray`` adds Ray's object store (right after the others: it
+brings processes of its own), ``--json FILE`` writes the figures. pyzmq and Ray are measured where
+they are installed; Unisono needs neither.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from unisono.testing.processes import distributed_test
 
 SIZES = {"1 KB": (1_000, 40, 200), "1 MB": (1_000_000, 10, 30), "50 MB": (50_000_000, 1, 3)}
 """Bytes of the vector, round trips in a turn, messages of a stream."""
-TURNS = 15
+TURNS = 11
 TOKEN = bytes(32)
 Figures = dict[str, dict[str, list[float]]]
 
@@ -224,7 +225,7 @@ def measure_ray() -> Figures:
     """A message to an actor of another process and back, through the object store."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 
     @ray.remote
     class Echo:
@@ -269,14 +270,15 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="Ray's object store as well")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
-    figures: Figures = distributed_test(measure, 2, limit=600.0)[0]
-    if options.ray:
-        figures |= measure_ray()
+    figures: Figures = distributed_test(measure, 2, limit=1200.0)[0]
     load = os.getloadavg()[0]
     print(f"two processes, {os.cpu_count()} cores, load {load:.1f}, Python ", end="")
     print(f"{platform.python_version()}, torch {torch.__version__}; medians of {TURNS} turns")
     for line in table(figures):
-        print(line)
+        print(line, flush=True)
+    if options.ray:
+        figures |= measure_ray()
+        print(table(figures)[-1])
     if options.json:
         options.json.write_text(json.dumps(figures))
 

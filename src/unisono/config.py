@@ -325,6 +325,8 @@ class Config(Table):
     @property
     def first_learners(self) -> int:
         """How many learners the run begins with: on one host all, on a cluster the fewest."""
+        if self.recipe.enabled and self.recipe.first_learners:
+            return self.recipe.first_learners
         return self.learner_range[0 if self.cluster else 1]
 
     @property

@@ -12,6 +12,7 @@ from unisono.optim.resident import ResidentNaturalGradient
 
 SHAPES = [(30, 90), (90, 90), (90, 90), (90, 7)]
 ROWS = 64
+HOST = torch.device("cpu")
 ESTIMATION = Estimation(
     rank_in=6, rank_out=12, update_period=4, num_samples_history=400.0, alpha=4.0
 )
@@ -55,8 +56,9 @@ class OneByOne:
         ]
 
 
-def resident(dtype: torch.dtype = torch.float32) -> ResidentNaturalGradient:
-    device = torch.device("cpu")
+def resident(
+    dtype: torch.dtype = torch.float32, device: torch.device = HOST
+) -> ResidentNaturalGradient:
     return ResidentNaturalGradient(SHAPES, ROWS, ESTIMATION, mean=True, dtype=dtype, device=device)
 
 

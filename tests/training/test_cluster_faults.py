@@ -195,22 +195,29 @@ def test_the_coordinator_dies_while_a_learner_does(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("way", ["drawn", "gossip"])
 def test_random_kills(start: Start, nodes: RayNodes, prep: Path, tmp_path: Path, way: str) -> None:
-    """Learners other than the eldest, and now and then the coordinator, at random instants."""
+    """Learners other than the eldest, and now and then the coordinator, at random instants.
+
+    A coordinator that has come back finds who died meanwhile by their silence, so it must live for
+    longer than that.
+    """
+    timeout = 5.0
     source = random.Random(way)
-    kills, runs = 0, 0
+    kills, runs, spared = 0, 0, 0.0
     while kills < RANDOM_KILLS // 2:
         out = tmp_path / f"run-{runs}"
         command = start_training(
-            start, nodes, prep, out, way, "--learners", "3", "--epochs", 12, "--seed", runs
-        )
+            start, nodes, prep, out, way, "--learners", 3, "--epochs", 12, "--seed", runs,
+            "--set", f"timeout_s={timeout}",
+        )  # fmt: skip
         runs += 1
         until_run(command, lambda out=out: trains(out, 0), "learner 0 trains")
         while command.process.poll() is None:
             time.sleep(source.uniform(0.0, 3.0))
             victims = nodes.processes("ray::LearnerActor.run")
             victims = [pid for pid in victims if pid != learners_of(command)[0]]
-            if source.random() < 0.2:
+            if source.random() < 0.2 and time.monotonic() > spared:
                 victims = nodes.processes("ray::CoordinatorActor.serve")
+                spared = time.monotonic() + 6 * timeout
             if victims and command.process.poll() is None:
                 with suppress(ProcessLookupError):
                     os.kill(source.choice(victims), signal.SIGKILL)

@@ -135,11 +135,11 @@ def test_a_short_partition_only_delays(
 def test_who_is_cut_off_for_long_is_held_for_dead_and_comes_back(
     stage: Callable[..., Across], hosts: Hosts, strategy: str
 ) -> None:
-    across = stage(strategy, 60, timeout=3.0)
+    across = stage(strategy, 60, timeout=6.0)
     across.start_learners()
     across.wait_until_it_says('"round"')
     hosts.pull_cable(3)
-    across.wait_until_it_says("silent for 3 s")
+    across.wait_until_it_says("silent for 6 s")
     hosts.plug_in(3)
     across.wait_until_it_says("learner-2.0#1")
     outcome = across.finish(0)

@@ -21,7 +21,7 @@ from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.strategies import Averaging, Bid, Everybody, KeepGood
 from unisono.training.rates import make_schedule
-from unisono.training.rules import Objective, Rules, check_recipe, first_learners
+from unisono.training.rules import Objective, Rules, check_recipe, check_rounds
 from unisono.training.train import train
 from unisono.training.validation import score
 from unisono.training.worker import make_optimizer
@@ -93,7 +93,7 @@ def test_learners_ramp_up_and_the_rate_with_them() -> None:
     """From 1 to 4 over 16 rounds of 50 examples a learner: 2000 = 50 x 16 x 2.5."""
     asked: list[int] = []
     config = load(None, [*KALDI, "recipe.first_learners=1", "rate.weight_decay=0.02"], {})
-    assert first_learners(config) == 1
+    assert config.first_learners == 1
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
     optimizer = make_optimizer(config, model, 0.0)
     schedule = make_schedule(config)
@@ -170,18 +170,30 @@ def test_the_example_has_the_numbers_of_kaldi() -> None:
     assert (config.natural_gradient.rank_in, config.natural_gradient.rank_out) == (20, 80)
 
 
+def test_a_run_of_one_round_is_refused_with_a_pace_that_fits() -> None:
+    config = load(None, [*KALDI, "agreement.every=400000"], {})
+    with pytest.raises(UserError, match=r"nothing is averaged; set it to 5000, say"):
+        check_rounds(config, 200_000)
+    check_rounds(load(None, [*KALDI, "agreement.every=5000"], {}), 200_000)
+    check_rounds(load(None, ["learners=4", "agreement.every=400000"], {}), 200_000)
+
+
 def test_more_at_the_start_than_there_are_is_refused() -> None:
     config = load(None, ["recipe.enabled=true", "learners=2", "recipe.first_learners=3"], {})
     with pytest.raises(UserError, match="first_learners is 3, and the run has 2"):
         check_recipe(config)
+    sets = ["recipe.enabled=true", "learners=1:4", "recipe.first_learners=2", "cluster=auto"]
+    with pytest.raises(UserError, match="on a cluster use --learners MIN:MAX"):
+        check_recipe(load(None, sets, {}))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_a_run_whose_learners_ramp_up(prep: Path, tmp_path: Path) -> None:
     """The second learner comes when a quarter of the rounds are over, and trains its share."""
     sets = ["recipe.enabled=true", "learners=2", "strategy=averaging", "agreement.every=1280"]
-    sets += ["recipe.first_learners=1", "network.hidden=[256,256]", "epochs=40", "threads=1"]
-    sets += ["minibatch=128", "device=cpu", "validation.every=1000000"]
+    sets += ["recipe.first_learners=1", "network.hidden=[256,256]", "epochs=25", "threads=1"]
+    sets += ["minibatch=128", "device=cpu", "validation.every=1000000", "timeout_s=60"]
     out = tmp_path / "run"
     summary = train(load(None, sets, {"prep": str(prep)}), out)
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -189,11 +201,12 @@ def test_a_run_whose_learners_ramp_up(prep: Path, tmp_path: Path) -> None:
     assert summary.learners_joined == 1 and summary.ended == "finished"
     assert set(left) == {0, 1} and 0 < left[1] < left[0]
     counts = summary.minibatches
-    assert counts.settled + counts.skipped == 40 * math.ceil(
+    assert counts.settled + counts.skipped == 25 * math.ceil(
         Prep.open(prep).frames_of(Part.TRAIN) / 128
     )
 
 
+@pytest.mark.timeout(150)
 def test_a_run_by_the_recipe(prep: Path, tmp_path: Path) -> None:
     """Two learners: the first round leaves one out, the final model is the best combination."""
     sets = [
@@ -210,6 +223,7 @@ def test_a_run_by_the_recipe(prep: Path, tmp_path: Path) -> None:
         "threads=1",
         "minibatch=128",
         "device=cpu",
+        "timeout_s=60",
     ]
     out = tmp_path / "run"
     summary = train(load(None, sets, {"prep": str(prep)}), out)

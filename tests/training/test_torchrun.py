@@ -100,6 +100,7 @@ def test_two_machines_train(torchrun: Start, prep: Path, tmp_path: Path, strateg
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     how = ", encrypted" if strategy == "server" else ""
     assert f"learner 1 listens on 127.0.0.1 (lo){how}\n" in outputs[1]
+    assert "coordinator is at tcp:127.0.0.1:" in outputs[0]
     assert "slowest     learner" in outputs[0]
     summary = summary_of(out)
     assert (summary["learners"], summary["ended"]) == (2, "finished")

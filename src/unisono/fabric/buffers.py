@@ -7,8 +7,8 @@ import threading
 import torch
 
 _SMALLEST = 64 * 1024
-_KEPT = 4
-"""Free pieces of one size that are kept."""
+_KEPT = 2
+"""Free pieces of one size that are kept: one to send from, one to receive into."""
 
 
 class Buffers:

@@ -21,7 +21,8 @@ from unisono.fabric.buffers import Buffers
 from unisono.fabric.endpoints import Place, address_of, interface_of, route_to, tcp_place
 from unisono.fabric.handshake import SHAKE_S, Answering
 from unisono.fabric.reactor import Reactor
-from unisono.fabric.remote import GIVE_UP_S, RemoteLine, RemoteReceiver
+from unisono.fabric.remote import GIVE_UP_S, RemoteLine
+from unisono.fabric.remote_receiver import RemoteReceiver
 from unisono.fabric.seal import TOKEN, Seal
 from unisono.fabric.stream import Stream
 from unisono.fabric.tls import TlsWire, check_encryption
@@ -32,7 +33,8 @@ _STRANGERS = 256
 """Connections that have not shown yet that they belong here; the oldest has to go."""
 _TURN = 64
 """Connections that are accepted before the members have their turn."""
-_LOOK_S = 0.2
+_LOOK_S = 0.1
+_LOOK_MOST_S = 2.0
 _BREATH_S = 0.1
 
 Deliver = Callable[[str, Message], None]
@@ -281,19 +283,21 @@ class Gate:
         """
         key = session.sender, session.receiver
 
-        def look() -> None:
-            if self._sessions.get(key) is session and session.stream is None:
-                _Look(Place.parse(session.at), self._reactor, seen)
+        def waits() -> bool:
+            return self._sessions.get(key) is session and session.stream is None
 
-        def seen(nobody: bool) -> None:
-            if self._sessions.get(key) is not session or session.stream is not None:
-                return
-            if nobody:
+        def look(pause: float) -> None:
+            if waits():
+                _Look(Place.parse(session.at), self._reactor, lambda nobody: seen(nobody, pause))
+
+        def seen(nobody: bool, pause: float) -> None:
+            if nobody and waits():
                 self._left(session)
             else:
-                self._reactor.call_later(_LOOK_S, look)
+                later = min(2 * pause, _LOOK_MOST_S)
+                self._reactor.call_later(pause, lambda: look(later))
 
-        look()
+        look(_LOOK_S)
 
 
 class _Look:

@@ -1,4 +1,4 @@
-"""Lines between hosts: a session over TCP connections that may break and be made anew.
+"""The sending end of a session, over TCP connections that may break and be made anew.
 
 Every message of a session has a number. The sender keeps a message until the receiver has said that
 it has it; when a connection breaks between two that live, the sender calls again, is told how many
@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 
-from unisono.fabric.address import Address
-from unisono.fabric.base import Message, Traffic
+from unisono.fabric.base import Traffic
 from unisono.fabric.buffers import Buffers, as_bytes
-from unisono.fabric.credits import Credits, Tally
+from unisono.fabric.credits import Credits
 from unisono.fabric.endpoints import Place
 from unisono.fabric.handshake import Dialing, Refused
 from unisono.fabric.reactor import Reactor
-from unisono.fabric.seal import Forged, Seal
+from unisono.fabric.seal import Seal
 from unisono.fabric.slots import as_vector
 from unisono.fabric.stream import Stream
 from unisono.fabric.vector import TensorVector
@@ -38,8 +37,6 @@ _AGAIN_MOST_S = 1.0
 GIVE_UP_S = 5.0
 """Seconds after which a broken session to the coordinator is over; see ``patience``."""
 _BYE = b'{"bye":1}'
-_UNSAID = 16
-"""Messages without a vector that have come and are not acknowledged yet."""
 
 
 @dataclass
@@ -279,129 +276,3 @@ class RemoteLine:
             self._changed.notify_all()
         self._on_end(self)
         self._closed.set()
-
-
-class RemoteReceiver:
-    """The receiving end of a session. It outlives its connections.
-
-    Reactor's thread only, except that messages are released in any thread.
-    """
-
-    def __init__(
-        self,
-        sender: Address,
-        receiver: Address,
-        session: str,
-        at: str,
-        buffers: Buffers,
-        deliver: Callable[[str, Message], None],
-        on_break: Callable[[RemoteReceiver], None],
-        on_bye: Callable[[RemoteReceiver], None],
-    ) -> None:
-        self.sender = sender
-        self.receiver = receiver
-        self.session = session
-        self.at = at
-        self.stream: Stream | None = None
-        self._buffers = buffers
-        self._deliver = deliver
-        self._on_break = on_break
-        self._on_bye = on_bye
-        self._tally = Tally()
-        self._lock = threading.Lock()
-        self._consumed: dict[str, int] = {}
-        self._received = 0
-        self._unsaid = 0
-        self._over = False
-
-    def attach(self, stream: Stream) -> None:
-        """Goes on over a new connection; what came over the old one counts."""
-        if self.stream is not None:
-            old = self.stream
-            old.read()
-            self.stream = None
-            old.on_end = lambda: None
-            old.end()
-        if self._over:
-            stream.finish()
-            return
-        stream.on_frame = self._frame
-        stream.on_end = self._broken
-        self.stream = stream
-        with self._lock:
-            self._say(self._consumed)
-
-    def drain(self) -> None:
-        """Takes in all that has come so far."""
-        if self.stream is not None:
-            self.stream.read()
-
-    def end(self) -> None:
-        """Ends the session."""
-        self._over = True
-        if self.stream is not None:
-            stream, self.stream = self.stream, None
-            stream.on_end = lambda: None
-            stream.end()
-
-    def _broken(self) -> None:
-        self.stream = None
-        if not self._over:
-            self._on_break(self)
-
-    def _frame(self, head: bytes, memory: torch.Tensor | None) -> None:
-        packet = json.loads(head)
-        if "bye" in packet:
-            self._leave()
-            return
-        if packet["n"] != self._received:
-            raise Forged("a message out of its order")
-        self._received += 1
-        port, vector = packet["p"], None
-        if "v" in packet:
-            count, kind = packet["v"]
-            dtype = getattr(torch, kind)
-            if memory is None:
-                vector = TensorVector(torch.empty(0, dtype=dtype))
-            else:
-                vector = as_vector(memory, count, dtype)
-        count = self._tally.arrive(port)
-        with self._lock:
-            self._unsaid += 1
-            self._credit(port, count)
-            if self._unsaid and (memory is not None or self._unsaid >= _UNSAID):
-                self._say({})
-        has_vector = vector is not None
-        release = lambda: self._release(port, memory, has_vector)  # noqa: E731
-        self._deliver(port, Message(self.sender, packet["b"], vector, release))
-
-    def _release(self, port: str, memory: torch.Tensor | None, at_once: bool) -> None:
-        count = self._tally.consume(port, at_once=at_once)
-        if memory is not None:
-            self._buffers.give(memory)
-        with self._lock:
-            self._credit(port, count)
-
-    def _credit(self, port: str, count: int) -> None:
-        if count:
-            self._consumed[port] = self._consumed.get(port, 0) + count
-            self._say({port: self._consumed[port]})
-
-    def _say(self, consumed: dict[str, int]) -> None:
-        """Tells what came and what was consumed. Under the lock."""
-        self._unsaid = 0
-        stream = self.stream
-        if stream is not None:
-            packet = {"r": self._received, "c": consumed}
-            stream.write(json.dumps(packet, separators=(",", ":")).encode())
-
-    def _leave(self) -> None:
-        """The sender has said goodbye; it is told that everything came."""
-        self._over = True
-        with self._lock:
-            self._say({})
-        stream, self.stream = self.stream, None
-        assert stream is not None
-        stream.on_end = lambda: None
-        stream.finish()
-        self._on_bye(self)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from unisono.config import Links
 from unisono.coordinator.journal import NoJournal
 from unisono.coordinator.service import Service, serve
 from unisono.events import UserError
@@ -28,8 +29,20 @@ TOKEN = "UNISONO_TOKEN"
 INTERFACE = "UNISONO_INTERFACE"
 ENCRYPT = "UNISONO_ENCRYPT"
 COORDINATOR_SOCKET = "coordinator.sock"
+_YES = "1"
 _NEVER_S = 1e7
 """Alone nobody is held for dead: a process that is stopped stops its coordinator, too."""
+
+
+def told_of(links: Links) -> dict[str, str]:
+    """What a process on another machine is told of its links, as environment variables."""
+    told = {ENCRYPT: _YES} if links.encrypt else {}
+    return told | ({INTERFACE: links.interface} if links.interface else {})
+
+
+def encrypts() -> bool:
+    """Whether this process was told to encrypt."""
+    return os.environ.get(ENCRYPT) == _YES
 
 
 def commit_checkpoint(body: dict[str, Any]) -> None:
@@ -132,7 +145,7 @@ class OnHost:
                 coordinator,
                 given.get(TOKEN, ""),
                 given.get(INTERFACE, ""),
-                encrypt=given.get(ENCRYPT, "0") == "1",
+                encrypt=encrypts(),
             )
         return cls(
             Path(given[DIRECTORY]) if DIRECTORY in given else None,

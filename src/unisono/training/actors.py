@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from unisono.coordinator.client import Abandoned, CoordinatorLost
 from unisono.events import UserError
 from unisono.fabric.endpoints import address_of
-from unisono.learner.site import DIRECTORY, INTERFACE, TOKEN
+from unisono.learner.site import DIRECTORY, INTERFACE
 from unisono.training.coordinate import coordinate, host_in
 from unisono.training.engine import load_ray
 from unisono.training.work import Work
@@ -51,6 +51,11 @@ class Report(NamedTuple):
     pid: int = 0
 
 
+def folders_of(run: str) -> list[Path]:
+    """What the learners of a run have on this machine for their sockets, one folder a process."""
+    return list(Path(tempfile.gettempdir()).glob(f"{run}.*"))
+
+
 class CoordinatorActor:
     """The coordinator of a run, on the machine that the run was started on.
 
@@ -65,13 +70,13 @@ class CoordinatorActor:
         timeout: float,
         metrics: str | None,
         address: str,
-        token: str,
+        environment: Mapping[str, str],
     ) -> None:
         self._directory = Path(directory)
         self._expected = expected
         self._timeout = timeout
         self._metrics = None if metrics is None else Path(metrics)
-        os.environ[TOKEN] = token
+        os.environ.update(environment)
         chosen = os.environ.get(INTERFACE, "")
         self._host = host_in(self._directory, address_of(chosen) if chosen else address)
 
@@ -95,8 +100,11 @@ class LearnerActor:
     """One learner; this process is its process."""
 
     def __init__(self, work: Work, environment: Mapping[str, str], run: str) -> None:
-        self._folder = Path(tempfile.gettempdir()) / f"{run}.learners"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in folders_of(run):
+            if not Path("/proc", folder.suffix[1:]).exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+        self._folder = Path(tempfile.gettempdir(), f"{run}.{os.getpid()}")
+        self._folder.mkdir(mode=0o700)
         os.environ.update({**environment, DIRECTORY: str(self._folder)})
         self._work = work
         self._node: str = load_ray().get_runtime_context().get_node_id()
@@ -111,6 +119,11 @@ class LearnerActor:
 
     def run(self) -> Report:
         """Takes part in the run to its end."""
+        report = self._take_part()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return report
+
+    def _take_part(self) -> Report:
         try:
             self._work.run()
         except Abandoned as abandoned:
@@ -124,7 +137,6 @@ class LearnerActor:
                 return self._report(Kind.FAILED, f"exit status {end.code}")
         except Exception:
             return self._report(Kind.FAILED, traceback.format_exc())
-        shutil.rmtree(self._folder, ignore_errors=True)  # also what the killed have left
         return self._report(Kind.FINISHED)
 
     def _report(self, kind: Kind, text: str = "") -> Report:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unisono.config import Links
 from unisono.events import UserError
 from unisono.fabric.seal import make_token
-from unisono.learner.site import COORDINATOR_AT, LEARNER, LEARNERS, TIMEOUT, TOKEN
-from unisono.training.actors import CoordinatorActor, Kind, LearnerActor, Report
+from unisono.learner.site import COORDINATOR_AT, LEARNER, LEARNERS, TIMEOUT, TOKEN, told_of
+from unisono.training.actors import CoordinatorActor, Kind, LearnerActor, Report, folders_of
 from unisono.training.engine import NODE_LABEL, living_nodes
 from unisono.training.launch import GRACE_S, Outcome
 from unisono.training.work import Work
@@ -59,6 +60,7 @@ class ClusterRun:
     gpus: int = 0
     timeout: float = 10.0
     metrics: Path | None = None
+    links: Links = field(default_factory=Links)
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     _learners: dict[int, _Learner] = field(default_factory=dict, init=False)
     _next: int = field(default=0, init=False)
@@ -71,7 +73,7 @@ class ClusterRun:
     def run(self) -> Outcome:
         """Runs to the end."""
         self._directory = Path(tempfile.mkdtemp(prefix="unisono-"))
-        self._token = make_token()
+        self._told = {TOKEN: make_token(), **told_of(self.links)}
         self._coordinator = self._start_coordinator()
         try:
             self._endpoint = self._find_coordinator()
@@ -83,7 +85,8 @@ class ClusterRun:
             for learner in self._learners.values():
                 self.ray.kill(learner.actor)
             self.ray.kill(self._coordinator)
-            shutil.rmtree(self._directory, ignore_errors=True)
+            for folder in (self._directory, *folders_of(self._directory.name)):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _start_coordinator(self) -> Any:
         here = self.ray.get_runtime_context().get_node_id()
@@ -101,7 +104,7 @@ class ClusterRun:
             self.timeout,
             metrics,
             self.ray.util.get_node_ip_address(),
-            self._token,
+            self._told,
         )
 
     def _find_coordinator(self) -> str:
@@ -116,7 +119,7 @@ class ClusterRun:
         number, self._next = self._next, self._next + 1
         environment = {
             COORDINATOR_AT: self._endpoint,
-            TOKEN: self._token,
+            **self._told,
             LEARNER: str(number),
             LEARNERS: str(self.least),
             TIMEOUT: str(self.timeout),

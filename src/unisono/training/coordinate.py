@@ -18,7 +18,7 @@ from unisono.fabric import COORDINATOR
 from unisono.fabric.endpoints import Place, tcp_place
 from unisono.fabric.gate import Network, token_of
 from unisono.fabric.local import Host
-from unisono.learner.site import COORDINATOR_SOCKET, ENCRYPT, TOKEN, commit_checkpoint
+from unisono.learner.site import COORDINATOR_SOCKET, TOKEN, commit_checkpoint, encrypts
 from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event
 
@@ -104,8 +104,7 @@ def host_in(directory: Path, address: str) -> Host:
         return host
     place = tcp_place(noted.read_text()) if noted.is_file() else Place(address, 0)
     token = token_of(os.environ.get(TOKEN, ""))
-    encrypt = os.environ.get(ENCRYPT, "0") == "1"
-    network = Network(token, place.address, place.port, encrypt)
+    network = Network(token, place.address, place.port, encrypts())
     host = Host(directory, COORDINATOR_SOCKET, network=network)
     write_atomically(noted, host.endpoint.encode())
     return host

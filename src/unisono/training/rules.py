@@ -46,13 +46,29 @@ def check_recipe(config: Config) -> None:
             f"recipe.first_learners is {first}, and the run has {learners} learners: "
             "begin with fewer"
         )
+    if first and config.cluster:
+        raise UserError(
+            "recipe.first_learners is for one machine: on a cluster use --learners MIN:MAX"
+        )
     dropout_of(config)
 
 
-def first_learners(config: Config) -> int:
-    """How many learners a run begins with."""
-    ramps = config.recipe.enabled and config.recipe.first_learners > 0
-    return config.recipe.first_learners if ramps else config.first_learners
+def check_rounds(config: Config, frames: int) -> None:
+    """Refuses a run by the recipe that is over with its first round, in which nothing is averaged.
+
+    Raises:
+        UserError: there is too little data for the pace.
+    """
+    strategy = make(config.strategy_name, config.agreement)
+    if not config.recipe.enabled or not isinstance(strategy, Averaging):
+        return
+    total, learners = frames * config.epochs, config.first_learners
+    if round_count(total, strategy.every, learners, learners) < 2:
+        pace = max(config.minibatch, total // (20 * learners))
+        raise UserError(
+            f"recipe.enabled: {total} frames are one round of {learners} learners with "
+            f"agreement.every={strategy.every}, and nothing is averaged; set it to {pace}, say"
+        )
 
 
 def dropout_of(config: Config) -> DropoutSchedule | None:
@@ -69,7 +85,7 @@ def decay_of(config: Config) -> float:
     """
     decay = config.rate.weight_decay
     if config.recipe.enabled and config.recipe.divide_decay:
-        return decay / config.learner_range[1]
+        return decay / config.first_learners
     return decay
 
 
@@ -135,7 +151,8 @@ class Rules:
         self._model, self._optimizer, self._schedule = model, optimizer, schedule
         self._objective = Objective()
         self._dropout = dropout_of(config)
-        self._first, self._learners = first_learners(config), config.learner_range[1]
+        self._first, self._most = config.first_learners, config.learner_range[1]
+        self._ramps = config.recipe.enabled and config.recipe.first_learners > 0
         self._members = 0
         self._decay = decay_of(config)
         self._examples, self._epochs, self._ask = examples, config.epochs, ask
@@ -154,7 +171,8 @@ class Rules:
             return strategy
         assert isinstance(strategy, Averaging)
         total = self._examples * self._epochs
-        self._rounds = round_count(total, strategy.every, self._first, self._learners)
+        last = self._most if self._ramps else self._first
+        self._rounds = round_count(total, strategy.every, self._first, last)
         self._part = strategy.every / total
         half_epoch = self._rounds // (2 * self._epochs)
         self._wanted = combined_rounds(self._rounds, half_epoch, self._recipe.combine)
@@ -174,8 +192,8 @@ class Rules:
         if self._recipe.enabled and self._recipe.rate_by_round:
             seen = progress_in(self._seen, self._part * self._members)
         rate = self._schedule.rate(seen)
-        if self._ramps:
-            rate *= self._members / self._learners
+        if self._recipe.enabled:
+            rate *= self._growth
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
@@ -207,11 +225,14 @@ class Rules:
         return self._recipe.enabled and self._recipe.gentle_first and self._round == 0
 
     @property
-    def _ramps(self) -> bool:
-        return self._first < self._learners
+    def _growth(self) -> float:
+        """Learners that take part, as a multiple of those that the run began with."""
+        return self._members / self._first
 
     def _planned(self, round_: int) -> int:
-        return learners_in(min(round_, self._rounds), self._rounds, self._first, self._learners)
+        if not self._ramps:
+            return self._first
+        return learners_in(min(round_, self._rounds), self._rounds, self._first, self._most)
 
     def _count(self, members: int) -> None:
         self._members = members
@@ -221,9 +242,9 @@ class Rules:
             self._seen = learner.progress  # resumed, or a newcomer
         self._round = learner.rounds
         self._members = self._members or self._planned(self._round)
-        if self._ramps and self._recipe.divide_decay:
+        if self._recipe.divide_decay:
             for group in self._optimizer.param_groups:
-                group["weight_decay"] = self._decay * self._learners / self._members
+                group["weight_decay"] = self._decay / self._growth
         if isinstance(self._optimizer, NaturalGradientSGD):
             shorter = math.sqrt(2.0) if self._gentle else 1.0
             self._optimizer.max_change_total = self._bound / shorter

@@ -27,7 +27,7 @@ from unisono.fabric.children import Children
 from unisono.fabric.endpoints import Place, address_of, resolve, route_to
 from unisono.fabric.gate import Network
 from unisono.fabric.seal import make_token
-from unisono.learner.site import ENCRYPT, INTERFACE, TOKEN, OnHost, at_site
+from unisono.learner.site import INTERFACE, TOKEN, OnHost, at_site, told_of
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
 from unisono.training.coordinate import ENDPOINT, OUTCOME
@@ -100,6 +100,8 @@ def _lead(
         token = os.environ.get(TOKEN) or make_token()
         address = "" if rank.one_machine else meeting.address()
         coordinator = _start_coordinator(children, folder, run, config, address, token)
+        if address:
+            print(f"coordinator is at {coordinator.split()[0]}", file=sys.stderr, flush=True)
         plan = {"coordinator": coordinator, "token": token, "run": str(run.path.resolve())}
         meeting.tell(plan)
         try:
@@ -146,7 +148,7 @@ def _start_coordinator(
     command += ["--metrics", str(run.metrics)]
     if address:
         command += ["--address", address]
-    told = {TOKEN: token, ENCRYPT: str(int(config.links.encrypt)), "OMP_NUM_THREADS": "1"}
+    told = {TOKEN: token, **told_of(config.links), "OMP_NUM_THREADS": "1"}
     children.start(_COORDINATOR, command, told)
     noted = folder / ENDPOINT
     while not noted.is_file():

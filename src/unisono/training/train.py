@@ -22,7 +22,7 @@ from unisono.training.engine import cores_for, entered, gpus_for, living_nodes
 from unisono.training.keep import keep_speech
 from unisono.training.launch import Launch, Outcome
 from unisono.training.rates import make_schedule
-from unisono.training.rules import check_recipe, first_learners
+from unisono.training.rules import check_recipe, check_rounds
 from unisono.training.shapes import open_data
 from unisono.training.work import Training
 from unisono.training.worker import Worker
@@ -67,6 +67,7 @@ def check(config: Config) -> None:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
     prep = open_data(config)
     frames = prep.frames_of(Part.TRAIN)
+    check_rounds(config, frames)
     minibatches = -(-frames // config.minibatch) * config.epochs
     if minibatches < learners:
         raise UserError(
@@ -91,11 +92,11 @@ def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     outcome = Launch(
         command=command + (["--resume"] if resume else []),
-        learners=first_learners(config),
+        learners=config.first_learners,
         timeout=config.timeout_s,
         metrics=run.metrics,
         threads=config.threads_per_learner(os.cpu_count() or 1),
-        wanted=run.read_wanted if first_learners(config) < config.learner_range[1] else None,
+        wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
     ).run()
     return _result(outcome)
 
@@ -120,6 +121,7 @@ def _train_on_cluster(
             gpus=gpus,
             timeout=config.timeout_s,
             metrics=run.metrics,
+            links=config.links,
         ).run()
     return run, _result(outcome)
 
@@ -136,8 +138,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     left = [e for e in events if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
     last = checks[-1] if checks else {}
-    first = first_learners(config)
-    begun = [e["time"] for e in events if e["event"] == "joined"][:first]
+    begun = [e["time"] for e in events if e["event"] == "joined"][: config.first_learners]
     wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
     examples = sum(e["examples"] for e in left)
     rounds = [e for e in events if e["event"] == "round"]
@@ -168,7 +169,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         rolled_back=sum(e["rolled_back"] for e in events if e["event"] == "restored"),
         staleness=_staleness(rounds),
         learners_lost=len(outcome["lost"]),
-        learners_joined=outcome["joined"] - first,
+        learners_joined=outcome["joined"] - config.first_learners,
         ended="finished" if outcome["over"] else "early",
     )
 
