@@ -19,6 +19,7 @@ from unisono.fabric.simulated import SimulatedNode
 from unisono.strategies import AllReduce, Averaging, DelayByOne, Division, GossipFixed
 from unisono.strategies.base import Strategy
 from unisono.strategies.collective import Collective
+from unisono.strategies.selection import Bid
 from unisono.testing import laws
 from unisono.testing.ledger import numbers
 from unisono.testing.losses import Marks
@@ -46,7 +47,8 @@ def collectives(members: int, count: int, schedule: Exhaustive) -> None:
         x.tensor += number
         result = x.like()
         for step in range(count):
-            notes = collective.mean(addresses, (step, 0), x, number + 1, number, result)
+            bid = Bid(number + 1, None)
+            notes = collective.mean(addresses, (step, 0), x, bid, number, result).notes
             assert notes == {address: address.number for address in addresses}
             x.assign(result)
         ends[number] = x
