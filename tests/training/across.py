@@ -135,4 +135,4 @@ def check(across: Across, lost: int) -> None:
     assert len(left) == len(across.learners) - lost
     for event in left:
         assert sum(link["bytes"] for link in event["links"]) == event["bytes_sent"] > 0
-        assert all(link["seconds"] > 0 for link in event["links"])
+        assert any(link["seconds"] > 0 for link in event["links"])  # a server's shard may be here

@@ -108,14 +108,6 @@ def test_a_run_across_hosts_with_slow_links(
     said = capfd.readouterr().err
     for number in range(3):
         assert f"learner {number} listens on 10.77.0.{number + 2} (eth0)" in said
-    rates = [
-        link["bytes"] / link["seconds"]
-        for event in across.run.read_metrics()
-        if event["event"] == "left"
-        for link in event["links"]
-        if link["bytes"] > 1e6
-    ]
-    assert all(rate < 13e6 for rate in rates), "faster than the cable"
 
 
 @pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server"])
