@@ -115,8 +115,7 @@ class Zmq:
     """pyzmq, a pair of sockets, one frame a message, copied into place at the end."""
 
     def __init__(self, rank: int, folder: Path, name: str, *, curve: bool) -> None:
-        import zmq
-
+        zmq: Any = importlib.import_module("zmq")
         self._zmq = zmq
         self._context = zmq.Context()
         self._sock = self._context.socket(zmq.PAIR)

@@ -94,7 +94,7 @@ def test_what_says_nothing_of_the_data_seen_is_where_the_last_word_was(make_run:
         train(2.0, 1, 250),
         {"event": "consensus", "time": 2.5, "learner": 0, "distance": 1.0},
     ]
-    run = make_run(seconds=0, extra=events)
+    run = make_run(seconds=0, extra=events, finished=False)
     told = History.read(run.path, "").series("consensus", "distance", by_examples)
     assert [point for piece in told for point in piece] == [(100, 2.0), (250, 1.0)]
 

@@ -19,7 +19,7 @@ from unisono.strategies import collective as collective_module
 from unisono.strategies.agreement import AgreeingParticipant, Contribution
 from unisono.strategies.averaging import AveragingParticipant
 from unisono.strategies.base import Replica
-from unisono.strategies.collective import Collective
+from unisono.strategies.collective import Collective, Parts
 from unisono.testing import Promises, check_strategy
 from unisono.testing.properties import (
     check_alone,
@@ -149,23 +149,21 @@ def test_a_mean_that_forgets_the_weights_is_found(
 class ByArrival(Collective):
     """(e) The owner of a slice sums its parts in the order in which they arrive."""
 
-    def _sum_up(
-        self, members: list[Address], tag: list[int], vector: Vector, *rest: Any
-    ) -> dict[Address, Any]:
-        weight, note, result = rest
+    def _sum_up(self, members: list[Address], tag: list[int], vector: Vector, *rest: Any) -> Parts:
+        own, result, _ = rest
         me = self._fabric.address
-        arrived: list[tuple[float, Vector]] = [(weight, vector)]
-        notes, messages = {me: note}, []
+        arrived: list[tuple[float, Vector]] = [(float(own["examples"]), vector)]
+        notes, messages = {me: own["note"]}, []
         while len(arrived) < len(members):
             message = self._any(tag)
             messages.append(message)
             assert message.vector is not None
-            arrived.append((float(message.body["weight"]), message.vector))
+            arrived.append((float(message.body["examples"]), message.vector))
             notes[message.sender] = message.body["note"]
         collective_module._weighted_sum(result, arrived)
         for message in messages:
             message.release()
-        return notes
+        return Parts(notes)
 
     def _any(self, tag: list[int]) -> Message:
         while True:
@@ -186,24 +184,22 @@ def test_summing_in_the_order_of_arrival_is_found(monkeypatch: pytest.MonkeyPatc
 class EachForItself(Collective):
     """(e) Everybody gets everything, and sums it in the order of arrival."""
 
-    def _mean(
-        self, members: list[Address], tag: list[int], vector: Vector, *rest: Any
-    ) -> dict[Address, Any]:
-        weight, note, result = rest
+    def _mean(self, members: list[Address], tag: list[int], vector: Vector, *rest: Any) -> Parts:
+        bid, note, result, _ = rest
         me = self._fabric.address
         others = [m for m in members if m != me]
         for member in others:
-            body = {"tag": tag, "step": 0, "weight": weight, "note": note}
+            body = {"tag": tag, "step": 0, "examples": bid.examples, "note": note}
             self._fabric.send(member, collective_module.PORT, body, vector)
-        arrived, notes = [(float(weight), vector)], {me: note}
+        arrived, notes = [(float(bid.examples), vector)], {me: note}
         for member in others:
             message = self._next(member, tag, 0)
             assert message.vector is not None
-            arrived.append((float(message.body["weight"]), message.vector.copy()))
+            arrived.append((float(message.body["examples"]), message.vector.copy()))
             notes[member] = message.body["note"]
             message.release()
         collective_module._weighted_sum(result, arrived)
-        return {m: notes[m] for m in members}
+        return Parts({m: notes[m] for m in members})
 
 
 def test_members_that_sum_each_in_its_own_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
