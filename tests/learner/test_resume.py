@@ -13,6 +13,7 @@ from company import BATCH, Ran, alone, dataset, flat, loss_of, network, simulate
 
 import unisono
 from unisono.coordinator.client import Abandoned
+from unisono.events import UserError
 from unisono.fabric.schedules import Seeded
 from unisono.learner.checkpoint import checkpoints, read_pool
 from unisono.simulation import Kill, KillCoordinator
@@ -43,6 +44,7 @@ class Training:
     ends: dict[int, torch.Tensor] = field(default_factory=dict)
     moments: dict[int, torch.Tensor] = field(default_factory=dict)
     statistics: dict[int, torch.Tensor] = field(default_factory=dict)
+    epochs: int = EPOCHS
     steps: dict[int, int] = field(default_factory=dict)
     leads: list[int] = field(default_factory=list)
 
@@ -61,7 +63,7 @@ class Training:
             also={"scheduler": scheduler},
         ) as learner:
             torch.manual_seed(100 + learner.number)
-            drawn = learner.draw(dataset(self.examples), epochs=EPOCHS, batch_size=BATCH)
+            drawn = learner.draw(dataset(self.examples), self.epochs, BATCH)
             for taken, batch in enumerate(drawn, start=1):
                 learner.step(loss_of(model, batch))
                 scheduler.step()
@@ -200,6 +202,14 @@ def test_a_run_that_was_over_only_hands_out_the_model(tmp_path: Path) -> None:
         if name != "drawn":
             assert not second.steps
             assert_same(first, second)
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_fewer_epochs_than_are_behind_it_are_refused(learners: int, tmp_path: Path) -> None:
+    run(Training(STRATEGIES["plain"], tmp_path), learners)
+    second = Training(STRATEGIES["plain"], tmp_path, resume=True, epochs=EPOCHS - 1)
+    with pytest.raises(UserError, match=f"{PER_EPOCH * EPOCHS} minibatches behind it"):
+        run(second, learners)
 
 
 @pytest.mark.parametrize("learners", [1, 2, 3])

@@ -95,6 +95,13 @@ class Keeper:
             return task, None
         state, pool = read_part(found[-1], self._number), read_pool(found[-1])
         self._compare(found[-1], state)
+        settled = [(a, b) for a, b in pool["settled"]]
+        reached = max((stop for _, stop in settled), default=0)
+        if reached > task.total:
+            raise UserError(
+                f"{found[-1]} has {reached} minibatches behind it, and this run has only "
+                f"{task.total}: give it more epochs, or begin a new one"
+            )
         self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dicts(state["optimizers"])
         for name, thing in self._also.items():
@@ -103,7 +110,6 @@ class Keeper:
         strategy = state["strategy"]
         vectors = {name: TensorVector(tensor) for name, tensor in strategy["vectors"].items()}
         parcel = Parcel(strategy["plain"], dict(vectors))
-        settled = [(a, b) for a, b in pool["settled"]]
         return replace(task, settled=settled, agreement=pool["agreement"]), parcel
 
     def _compare(self, folder: Path, state: dict[str, Any]) -> None:
