@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import socket
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 from unisono.events import UserError
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.base import Message, Traffic
+from unisono.fabric.base import Member, Message, Traffic
 from unisono.fabric.buffers import Buffers
 from unisono.fabric.endpoints import Place, address_of, interface_of, route_to, tcp_place
 from unisono.fabric.handshake import SHAKE_S, Answering
@@ -52,6 +51,8 @@ class Network:
     """0: any that is free."""
     encrypt: bool = False
     """Whether nobody else may read what travels; all of a run must agree."""
+    patience: float = 60.0
+    """Seconds after which a member that cannot be reached, and is not dead, is not waited for."""
 
     @staticmethod
     def towards(
@@ -95,6 +96,7 @@ class Gate:
         reactor: Reactor,
         greeted: Callable[[Address, Address], Deliver | None],
         lost: Callable[[Address, Address], None],
+        unreachable: Callable[[Address, Member], bool],
     ) -> None:
         if network.encrypt:
             check_encryption()
@@ -102,6 +104,7 @@ class Gate:
         self._reactor = reactor
         self._greeted = greeted
         self._lost = lost
+        self._unreachable = unreachable
         self._buffers = Buffers()
         self._strangers: OrderedDict[Answering | Stream, float] = OrderedDict()
         self._sessions: dict[tuple[Address, Address], RemoteReceiver] = {}
@@ -115,24 +118,27 @@ class Gate:
 
     def line(
         self,
-        endpoint: str,
-        greeting: dict[str, str],
+        sender: Address,
+        to: Member,
         changed: threading.Condition,
         traffic: Traffic,
         on_ready: Callable[[RemoteLine], None],
         on_end: Callable[[RemoteLine], None],
     ) -> RemoteLine:
         """The sending end of a new session; any thread."""
+        coordinator = to.address == COORDINATOR
+        greeting = {"from": str(sender), "to": str(to.address), "at": str(self.place)}
         return RemoteLine(
-            tcp_place(endpoint),
+            tcp_place(to.endpoint),
             self._network.token,
             partial(self._network.wire, listening=False),
             self._reactor,
             self._buffers,
-            {**greeting, "at": str(self.place)},
+            greeting,
             changed,
             traffic,
-            GIVE_UP_S if greeting["to"] == str(COORDINATOR) else math.inf,
+            GIVE_UP_S if coordinator else self._network.patience,
+            (lambda: True) if coordinator else (lambda: self._unreachable(sender, to)),
             on_ready,
             on_end,
         )

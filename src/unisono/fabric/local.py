@@ -55,7 +55,9 @@ class Host:
             self.reactor = Reactor(self._fail)
         if network is not None:
             assert self.reactor is not None
-            self._gate = Gate(network, self.reactor, self._greeted, self._tell_lost)
+            self._gate = Gate(
+                network, self.reactor, self._greeted, self._tell_lost, self._unreachable
+            )
             self.endpoint = join(self._gate.place, self._path if directory else None)
 
     def _listen_in(self, directory: Path, name: str | None) -> None:
@@ -109,16 +111,16 @@ class Host:
         the reactor's thread.
         """
         assert self.reactor is not None
-        greeting = {"from": str(sender), "to": str(to.address)}
         path = local_path(to.endpoint)
         if path is not None:
             sock = _connect(path)
             if sock is None:
                 return None
+            greeting = {"from": str(sender), "to": str(to.address)}
             return SocketLine(sock, self.reactor, self.slots, greeting, changed, on_ready, on_end)
         if self._gate is None:
             raise UserError(f"{to.address.name} is at {to.endpoint}: on another machine")
-        return self._gate.line(to.endpoint, greeting, changed, traffic, on_ready, on_end)
+        return self._gate.line(sender, to, changed, traffic, on_ready, on_end)
 
     def drain(
         self, receiver: Address, senders: set[Address], then: Callable[[], None], *, end: bool
@@ -207,6 +209,25 @@ class Host:
             self._receivers.remove(receiver)
         if receiver.receiver is not None and receiver.sender is not None:
             self._tell_lost(receiver.receiver, receiver.sender)
+
+    def _unreachable(self, sender: Address, to: Member) -> bool:
+        """A member cannot be reached that nobody has declared dead; whether to wait no longer.
+
+        A learner that does not reach the coordinator either may be cut off itself, and waits.
+        """
+        node = self._nodes.get(sender)
+        if node is None or node.is_away:
+            return False
+        if sender == COORDINATOR:
+            node.tell_lost(to.address)
+        else:
+            node.cancel(
+                UserError(
+                    f"{sender.name} cannot reach {to.address.name} at {to.endpoint}, and both "
+                    "reach the coordinator: is there a firewall between them? Go on with --resume"
+                )
+            )
+        return True
 
     def _tell_lost(self, receiver: Address, sender: Address) -> None:
         node = self._nodes.get(receiver)

@@ -264,6 +264,12 @@ class LocalNode:
         if not (self._over.is_set() or self.is_gone(message.sender)):
             self._port(port).put(message)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the coordinator is sought and not found."""
+        with self._lock:
+            return self._away
+
     def tell_lost(self, sender: Address) -> None:
         """Called by the host: a peer's connection to this node has ended."""
         with self._lock:

@@ -53,10 +53,10 @@ class RemoteLine:
     """The sending end of a session.
 
     ``on_ready`` is called when the receiver has taken the first greeting, ``on_end`` once: when
-    nobody listens there any more, the receiver wants no more of it, or it was closed. With a
-    ``patience`` also when the receiver could not be reached for so long: who speaks to the
-    coordinator sends again what was lost, and must know when nobody hears it. Whether another
-    member is dead is for the coordinator to say.
+    nobody listens there any more, the receiver wants no more of it, or it was closed; and when the
+    receiver could not be reached for ``patience`` seconds and ``gives_up`` says so. Who speaks to
+    the coordinator sends again what was lost, and must know when nobody hears it. Whether another
+    member is dead is for the coordinator to say, but it may be reached by all but one.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class RemoteLine:
         changed: threading.Condition,
         traffic: Traffic,
         patience: float,
+        gives_up: Callable[[], bool],
         on_ready: Callable[[RemoteLine], None],
         on_end: Callable[[RemoteLine], None],
     ) -> None:
@@ -82,6 +83,7 @@ class RemoteLine:
         self._changed = changed
         self._traffic = traffic
         self._patience = patience
+        self._gives_up = gives_up
         self._broken_since: float | None = None
         self._carrying = 0
         self._carrying_since = 0.0
@@ -186,7 +188,9 @@ class RemoteLine:
         now = time.monotonic()
         self._broken_since = now if self._broken_since is None else self._broken_since
         if now - self._broken_since > self._patience:
-            self._end()
+            self._broken_since = now
+            if self._gives_up():
+                self._end()
         if not self._over:
             self._reactor.call_later(self._again_s, self._dial)
             self._again_s = min(2 * self._again_s, _AGAIN_MOST_S)

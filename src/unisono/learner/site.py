@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -169,9 +169,13 @@ class OnHost:
                     "another run for what comes after"
                 )
             _lived.add((coordinator, self.number))
-            self._host = Host(self.directory, network=self.network)
-            if self.network is not None:
-                where = self.network.describe()
+            network = self.network
+            if network is not None:
+                # Whoever is dead must have been declared so before it counts as out of reach.
+                network = replace(network, patience=max(network.patience, 3 * self.timeout))
+            self._host = Host(self.directory, network=network)
+            if network is not None:
+                where = network.describe()
                 print(f"learner {self.number} listens on {where}", file=sys.stderr, flush=True)
         return self._host.node(address, coordinator)
 
