@@ -3,9 +3,10 @@
     python benchmarks/server_delay.py FRAMES.npz --out DIR [--jobs 4] [--set device=cuda]
 
 trains solo with and without momentum, and `server` with pushes of 1 and 4 minibatches, with and
-without overlap, at several rates, with a warm start, with small minibatches and with AdamW on the
-shards, and prints what each has learned on held-out speakers after every epoch. Runs are kept in
-DIR/results.jsonl, and not made again.
+without overlap, at several rates, with bounds of staleness, with a warm start, with small
+minibatches and with AdamW on the shards, and prints what each has learned on held-out speakers
+after every epoch, its mean staleness and the share of minibatches that were dropped. Runs are kept
+in DIR/results.jsonl, and not made again.
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ def settings() -> list[tuple[str, float, int, list[str]]]:
     for share, rate in ((0.1, 0.15), (0.1, 0.2), (0.3, 0.2)):
         sets = [*WAITING, f"agreement.warm_start={share}"]
         found.append((f"push 1, waiting, warm start {share}", rate, 3, sets))
+    for push in (2, 3):
+        sets = [*WAITING, f"agreement.push_every={push}"]
+        found.append((f"push {push}, waiting", 0.1, 3, sets))
+    for bound in (3, 4, 6):
+        sets = [*WAITING, f"agreement.bound={bound}"]
+        found.append((f"push 1, waiting, bound {bound}", 0.1, 3, sets))
     for size, rate in ((128, 0.1), (64, 0.05), (64, 0.1)):
         name = f"push 1, waiting, minibatch {size}"
         found.append((name, rate, 3, [*WAITING, f"minibatch={size}"]))
@@ -78,7 +85,13 @@ def run(job: tuple[str, Path, Path, list[str]]) -> dict[str, Any]:
         return {"key": key, "curve": []}
     checks = [e for e in RunDirectory(out).read_metrics() if e["event"] == "validation"]
     curve = [round(check["logprob"], 3) for check in checks]
-    return {"key": key, "curve": curve, "staleness": round(summary.staleness.mean, 2)}
+    counts = summary.minibatches
+    return {
+        "key": key,
+        "curve": curve,
+        "staleness": round(summary.staleness.mean, 2),
+        "dropped": round(counts.dropped / counts.leased, 3),
+    }
 
 
 def main() -> None:
@@ -111,11 +124,13 @@ def main() -> None:
                 done[result["key"]] = result
                 with kept.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-    print(f"{'':36} {'rate':>7} {'stale':>6}  held-out log-prob after each epoch")
+    head = f"{'':36} {'rate':>7} {'stale':>6} {'dropped':>7}"
+    print(f"{head}  held-out log-prob after each epoch")
     for name, rate, epochs, _ in settings():
         result = done[f"{name}|{rate}|{epochs}"]
         curve = " ".join(f"{value:.3f}" for value in result["curve"]) or "diverged"
-        print(f"{name:36} {rate:7g} {result.get('staleness', 0.0):6.2f}  {curve}")
+        stale, dropped = result.get("staleness", 0.0), result.get("dropped", 0.0)
+        print(f"{name:36} {rate:7g} {stale:6.2f} {dropped:7.1%}  {curve}")
 
 
 if __name__ == "__main__":
