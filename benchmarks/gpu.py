@@ -65,6 +65,7 @@ def main() -> None:
                 f"{summary.bytes_sent / 1e6:9.0f} {logprob or 0.0:9.4f} "
                 f"{100 * (accuracy or 0.0):8.2f}"
             )
+            print(lines[-1], flush=True)
     names = ("frames/s", "rounds", "MB sent", "held out", "right %")
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("{:20} {:>10} {:>7} {:>9} {:>9} {:>8}".format("", *names))

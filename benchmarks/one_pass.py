@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from unisono.config import load
+from unisono.config import OptimizerChoice, default_rate, load
 from unisono.data import convert_frames
 from unisono.runs.choice import Cell, judge
 from unisono.runs.outcome import Check, Ended, read_result
@@ -27,6 +27,7 @@ from unisono.training.variants import Job, Variant
 
 SETTINGS = ["minibatch=64", "agreement.push_every=1", "agreement.overlap=false", "threads=1"]
 """Many small steps with little delay: with those a server learns in few passes."""
+START = default_rate(OptimizerChoice.SGD)
 SERVER = Variant("server")
 AVERAGED = Variant("averaged-server")
 
@@ -66,7 +67,7 @@ def main() -> None:
         for rate in rates:
             for seed in range(options.seeds):
                 keys = [f"strategy={variant.name}", f"learners={options.learners}", f"seed={seed}"]
-                keys += [f"rate.start={0.05 * rate!r}", "validation.halves=true", *SETTINGS]
+                keys += [f"rate.start={START * rate!r}", "validation.halves=true", *SETTINGS]
                 config = load(None, [*keys, *sets, *options.set], {"prep": str(prep.resolve())})
                 path = options.out / name / f"{rate:g}" / str(seed)
                 table[name][rate].append(Job(variant, rate, seed, config, path))
@@ -80,7 +81,7 @@ def main() -> None:
     print(f"{options.learners} learners, {options.seeds} seeds, {', '.join(SETTINGS)}")
     for name, grid in table.items():
         cells = [
-            Cell(rate, 0.05 * rate, [read_result(job.path, job.seed) for job in each])
+            Cell(rate, START * rate, [read_result(job.path, job.seed) for job in each])
             for rate, each in grid.items()
         ]
         row = judge(name, options.learners, cells, None)
