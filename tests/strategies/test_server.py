@@ -14,6 +14,7 @@ from unisono.fabric import TensorVector, learner
 from unisono.learner.replica import LearnerReplica
 from unisono.strategies import AveragedServer, Server
 from unisono.strategies.holding import Holding
+from unisono.strategies.serving import ServerParticipant
 from unisono.strategies.shards import Copy, Shard, bounds, holder, runs
 from unisono.testing.faults import Fault, Join, Kill
 from unisono.testing.losses import Targets
@@ -124,6 +125,33 @@ def test_what_is_too_late_is_dropped_and_trained_again() -> None:
     assert counts.dropped > 0
     assert counts.leased == counts.settled + counts.returned
     assert (counts.settled, counts.returned) == (40, counts.dropped)
+
+
+def test_what_is_pushed_is_applied_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted where pushes begin, where shard 0 is stepped on, and where one is given up."""
+    counts = {"pushed": 0, "applied": 0, "dropped": 0}
+
+    def count(owner: type, method: str, name: str) -> None:
+        honest = getattr(owner, method)
+
+        def counted(self: Any, *args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return honest(self, *args, **options)
+
+        monkeypatch.setattr(owner, method, counted)
+
+    count(ServerParticipant, "_begin_push", "pushed")
+    count(ServerParticipant, "_on_dropped", "dropped")
+    count(ToyUpdater, "step", "applied")
+    run = ToyCluster(
+        strategy=Server(push_every=1, overlap=False, bound=2, shards=1),
+        learners=3,
+        total=60,
+        slowness={0: 5.0},
+    ).run()
+    assert counts["dropped"] == run.state.pool.counts.dropped > 0
+    assert counts["pushed"] == counts["applied"] + counts["dropped"]
+    assert counts["applied"] == 60
 
 
 def test_a_bound_that_would_drop_everything_is_refused() -> None:
