@@ -55,10 +55,11 @@ class OnlineNaturalGradient:
     times smaller, and their squares may vanish under that floor.
 
     **Accuracy.** Of scale * rows, against exact arithmetic: float64 rows to about 1e-8, float32
-    rows to 1e-5 or better; what is as large as x is multiplied in float32, the rest is float64.
+    rows to 2e-7 `scale`; what is as large as x is multiplied in float32, the rest is float64.
     rows is a difference, and its relative error is that of x times `scale`, a small number
-    where alpha smooths. Without smoothing it comes to 1e3, so with alpha < 1 float32 rows are
-    worked on in float64. (TF32, if the user allows it, is as coarse here as elsewhere.)
+    where alpha smooths, unless all rows lie along one direction. Without smoothing it comes to
+    1e3, so with alpha < 1 float32 rows are worked on in float64. (TF32, if the user allows it,
+    is as coarse here as elsewhere.)
 
     **Cost.** 4 N rank D floating-point operations a call; 6 N rank D, and 4 rank^2 D in float64
     besides, where the call updates. `docs/natural_gradient.md` has floors and measurements. On

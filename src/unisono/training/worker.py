@@ -99,17 +99,18 @@ class Worker:
         """Trains to the end; the learner that leads writes the model."""
         config = self._config
         optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
+        minibatch = examples_in(config, config.minibatch)
         rules = Rules(
             config,
             self._model,
             optimizer,
             self._schedule,
             len(self._train),
+            minibatch,
             ask=self._run.write_wanted,
         )
         strategy = rules.strategy(strategy_of(config))
         every = examples_in(config, config.validation.every) or len(self._train)
-        minibatch = examples_in(config, config.minibatch)
         with Learner(
             self._model,
             optimizer,
