@@ -226,7 +226,12 @@ def test_the_example_has_the_numbers_of_kaldi() -> None:
     schedule = make_schedule(config)
     assert schedule.rate(0.0) == pytest.approx(8 * 3e-4 * 512, rel=0.03)
     assert schedule.rate(1.0) == pytest.approx(8 * 3e-5 * 512, rel=0.03)
-    assert (config.natural_gradient.rank_in, config.natural_gradient.rank_out) == (20, 80)
+    kaldi = config.natural_gradient
+    assert (kaldi.rank_in, kaldi.rank_out) == (20, 80)
+    assert (kaldi.update_period, kaldi.num_samples_history, kaldi.alpha) == (4, 2000.0, 4.0)
+    bounds = (kaldi.max_change, kaldi.max_change_output, kaldi.max_change_total)
+    assert bounds == (0.75, 1.5, 2.0)
+    assert (config.minibatch, config.agreement["every"]) == (512, 400_000)
 
 
 def test_a_run_of_one_round_is_refused_with_a_pace_that_fits() -> None:

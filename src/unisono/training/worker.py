@@ -52,7 +52,10 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
     momentum = 0.0 if folds_momentum(config) else config.rate.momentum
     if config.optimizer is OptimizerChoice.NG_SGD:
         options = config.natural_gradient.model_dump()
-        return NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
+        bound = options.pop("max_change_output")
+        natural = NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
+        natural.param_groups[-1]["max_change"] = bound  # the output layer is the last of all
+        return natural
     return torch.optim.SGD(
         model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
     )
