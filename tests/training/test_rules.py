@@ -172,6 +172,30 @@ def test_learners_ramp_up_and_the_rate_with_them() -> None:
     assert asked == [math.floor(1 + 3 * i / 16 + 0.5) for i in range(1, 17)]
 
 
+@pytest.mark.parametrize(
+    ("sets", "wanted"),
+    [
+        ([], 2.0),
+        (["rate.scaled=false"], 1.0),
+        (["rate.most=0.05"], 0.05 / 0.04),
+        (["optimizer=adamw"], 1.0),
+    ],
+)
+def test_more_learners_have_a_higher_rate_as_the_rate_rules_say(
+    sets: list[str], wanted: float
+) -> None:
+    """Eight take part after the first of twenty rounds, which four began."""
+    rules, strategy, learner, _, optimizer = made(*sets, "recipe.rate_by_round=false")
+    learner.progress, learner.rounds = 0.05, 0
+    rules.begin(learner)
+    gentle = optimizer.param_groups[0]["lr"]
+    strategy.selection.weights([Bid(50, -2.0)] * 8, 0)
+    learner.rounds = 1
+    rules.end(learner)
+    rules.begin(learner)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * gentle * wanted)
+
+
 def test_each_rule_can_be_turned_off() -> None:
     off = ["best_first=false", "gentle_first=false", "gap=0", "combine=0", "rate_by_round=false"]
     rules, strategy, learner, model, optimizer = made(

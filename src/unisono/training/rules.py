@@ -24,6 +24,7 @@ from unisono.training.numbers import (
     progress_in,
     round_count,
 )
+from unisono.training.rates import rate_factor
 
 
 def check_recipe(config: Config) -> None:
@@ -151,13 +152,14 @@ class Rules:
             minibatch: Examples of a minibatch.
             ask: Asks for so many learners, where they ramp up.
         """
-        self._recipe = config.recipe
+        self._config, self._recipe = config, config.recipe
         self._model, self._optimizer, self._schedule = model, optimizer, schedule
         self._objective = Objective()
         self._dropout = dropout_of(config)
         self._first, self._most = config.first_learners, config.learner_range[1]
         self._ramps = config.recipe.enabled and config.recipe.first_learners > 0
         self._members = 0
+        self._growth = 1.0  # of the rate, since those that the run began with
         self._decay = decay_of(config)
         self._minibatch, self._ask = minibatch, ask
         self._per_epoch = math.ceil(examples / minibatch)
@@ -194,8 +196,7 @@ class Rules:
         if self._recipe.enabled and self._recipe.rate_by_round:
             seen = progress_in(self._seen, self._share * self._members / self._total)
         rate = self._schedule.rate(seen)
-        if self._recipe.enabled:
-            rate *= self._growth
+        rate *= self._growth
         if self._gentle:  # Kaldi's loss is a sum, so half a minibatch steps half as far; a mean's
             rate /= 2  # gradient is as long for a half as for the whole
         for group in self._optimizer.param_groups:
@@ -229,11 +230,6 @@ class Rules:
     def _gentle(self) -> bool:
         return self._recipe.enabled and self._recipe.gentle_first and self._round == 0
 
-    @property
-    def _growth(self) -> float:
-        """Learners that take part, as a multiple of those that the run began with."""
-        return self._members / self._first
-
     def _planned(self, round_: int) -> int:
         if not self._ramps:
             return self._first
@@ -260,9 +256,10 @@ class Rules:
             reached = round(learner.progress * self._total)  # with the first step of each learner
             self._seen = max(reached - self._members, 0) / self._total
         self._round = learner.rounds
+        self._growth = rate_factor(self._config, self._members) / rate_factor(self._config)
         if self._recipe.divide_decay:
             for group in self._optimizer.param_groups:
-                group["weight_decay"] = self._decay / self._growth
+                group["weight_decay"] = self._decay * self._first / self._members
         if isinstance(self._optimizer, NaturalGradientSGD):
             shorter = math.sqrt(2.0) if self._gentle else 1.0
             self._optimizer.max_change_total = self._bound / shorter
