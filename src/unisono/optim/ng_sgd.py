@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.events import UserError
+from unisono.optim.housing import Housing
 from unisono.optim.layer import Estimation, NaturalProduct, Side
 from unisono.optim.max_change import Move, take
 from unisono.optim.natural_gradient import OnlineNaturalGradient
@@ -64,8 +65,13 @@ class NaturalGradientSGD(Optimizer):
     where momentum is 0; then parameters -= lr v, as in `torch.optim.SGD`, except that no layer
     changes by more than `max_change` and all together by no more than `max_change_total`
     (2-norms, see `take`). A step that is not finite is not taken, and clears v. None of this
-    waits for the device; an `OnlineNaturalGradient` waits when it updates, every
-    `update_period` minibatches.
+    waits for the device.
+
+    **On a GPU** an update of an `OnlineNaturalGradient` waits for the device. So after the first
+    minibatches, and once they have one size, the estimates move to the device (`Housing`): nothing
+    waits any more, each layer is a few launches, and the estimates of all layers are updated in
+    one batch, in `step`. Under autocast to bfloat16 rows are then multiplied in bfloat16, as
+    autocast's own weight gradients are.
 
     **Layers are parameter groups**, one for each module that has parameters, with its name in
     `layer`; so `lr`, `max_change`, `momentum` and `weight_decay` can be set for one layer.
@@ -133,10 +139,12 @@ class NaturalGradientSGD(Optimizer):
         )
         for rank in (rank_in, rank_out):
             self._estimation.begin(rank)  # refuses what it cannot use
-        self._product = NaturalProduct(mean=Reduction(reduction) is Reduction.MEAN)
+        mean = Reduction(reduction) is Reduction.MEAN
+        self._product = NaturalProduct(mean=mean)
         self.max_change_total = max_change_total
         self._taps: dict[Tensor, Tap] = {}
         self._biases: dict[Tensor, Tensor | None] = {}
+        self._housing = Housing(self._estimation, mean=mean, biases=self._biases)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -164,6 +172,7 @@ class NaturalGradientSGD(Optimizer):
 
     def restart_fisher(self) -> None:
         """Forgets the estimates; the next minibatch begins new ones. Momentum stays."""
+        self._housing.vacate()
         for weight in self._taps:
             for side in Side:
                 self.state[weight].pop(side.value, None)
@@ -190,6 +199,7 @@ class NaturalGradientSGD(Optimizer):
         if moves:
             finite = take(moves, self.max_change_total)
             self._clear_momentum(finite)
+        self._housing.settle(self._sides)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -200,6 +210,7 @@ class NaturalGradientSGD(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Momentum, settings of the groups, and the estimates under `fisher`."""
+        self._housing.hand_back(self._sides)
         packed: dict[str, Any] = super().state_dict()
         state: dict[Any, dict[str, Any]] = {}
         fisher: dict[Any, dict[str, Any]] = {}
@@ -216,6 +227,7 @@ class NaturalGradientSGD(Optimizer):
         fisher = state_dict.get("fisher")
         _require(fisher is not None, "the state has no Fisher estimates: it is another optimizer's")
         super().load_state_dict(dict(state_dict))
+        self._housing.vacate()
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, sides in dict(fisher or {}).items():
             weight = parameters[index]
@@ -248,8 +260,14 @@ class NaturalGradientSGD(Optimizer):
         self, weight: Tensor, inputs: list[Tensor], derivatives: list[Tensor]
     ) -> Gradients:
         """Returns [dW, db]; a `Tap` calls it in the backward pass."""
-        preconditioners = {side: self._preconditioner(weight, side) for side in Side}
-        return self._product(weight, self._biases[weight], inputs, derivatives, preconditioners)
+        found = self._housing.gradients(weight, inputs, derivatives, self._sides)
+        if found is not None:
+            return found
+        return self._product(weight, self._biases[weight], inputs, derivatives, self._sides(weight))
+
+    def _sides(self, weight: Tensor) -> dict[Side, OnlineNaturalGradient]:
+        """Returns the estimates for both sides of a layer."""
+        return {side: self._preconditioner(weight, side) for side in Side}
 
     def _preconditioner(self, weight: Tensor, side: Side) -> OnlineNaturalGradient:
         """Returns the estimate for one side of a layer, a new one where there is none yet.
