@@ -126,7 +126,8 @@ def _lengths(moves: Sequence[Move]) -> Tensor:
     if not directions[0].is_cuda:
         return torch.stack([_length(move) for move in moves])
     of = [place for place, move in enumerate(moves) for _ in move.directions]
-    norms = _norms(directions, _indicator(of, len(moves)).to(directions[0].device))
+    belongs = _indicator(of, len(moves)).to(directions[0].device, non_blocking=True)
+    norms = _norms(directions, belongs)
     return _beside(norms, [move.rate for move in moves]) * norms
 
 
