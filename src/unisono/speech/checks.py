@@ -8,9 +8,16 @@ from pathlib import Path
 
 from unisono.events import UserError
 from unisono.speech.aside import Reason, SetAside
-from unisono.speech.audio import HIGHEST_RATE, LOWEST_RATE, BadAudioError, Reader, probe
+from unisono.speech.audio import (
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    BadAudioError,
+    Reader,
+    probe,
+    sample_rate,
+)
 from unisono.speech.datadir import Utterance, nothing_usable, read_data
-from unisono.speech.lexicon import UNKNOWN, Lexicon, Oov
+from unisono.speech.lexicon import Lexicon, Oov
 from unisono.speech.stored import Stored, shape_of
 from unisono.speech.topology import FEWEST_FRAMES
 
@@ -69,6 +76,7 @@ def check_data(
         aside,
         transcribed=lexicon is not None,
         allow_pipes=intake.allow_pipes,
+        channel=intake.channel,
         features=stored,
     )
     if lexicon is not None:
@@ -83,7 +91,7 @@ def check_data(
                 f"{folder}: a sample rate of {rate} Hz cannot be used; "
                 f"{LOWEST_RATE} to {HIGHEST_RATE}"
             )
-        reader = Reader(rate=rate, channel=intake.channel, resample=intake.resample)
+        reader = Reader(rate=rate, resample=intake.resample)
     usable = []
     for utterance in utterances:
         try:
@@ -113,7 +121,7 @@ def long_enough(
 def _check_words(
     utterances: list[Utterance], lexicon: Lexicon, oov: Oov, aside: SetAside
 ) -> list[Utterance]:
-    known = []
+    known, unknown = [], lexicon.unknown
     for utterance in utterances:
         missing = lexicon.missing(utterance.words)
         aside.add_words(missing)
@@ -121,14 +129,17 @@ def _check_words(
             aside.add(utterance.id, Reason.UNKNOWN_WORD, " ".join(sorted(set(missing))))
             continue
         if missing:
-            words = (word if word in lexicon.entries else UNKNOWN for word in utterance.words)
+            words = (word if word in lexicon.entries else unknown for word in utterance.words)
             utterance = replace(utterance, words=tuple(words))
         known.append(utterance)
     return known
 
 
 def _commonest_rate(utterances: list[Utterance]) -> int:
-    """The sample rate of most utterances; where there is a tie, the highest of them."""
+    """The sample rate of most files; where there is a tie, the highest of them.
+
+    Where there are commands alone, that of the first one that writes audio.
+    """
     counts: Counter[int] = Counter()
     for utterance in utterances:
         if not utterance.is_command:
@@ -138,9 +149,13 @@ def _commonest_rate(utterances: list[Utterance]) -> int:
                 continue
             if LOWEST_RATE <= rate <= HIGHEST_RATE:
                 counts[rate] += 1
+    for utterance in utterances if not counts else []:
+        if utterance.is_command:
+            try:
+                return sample_rate(utterance)
+            except BadAudioError:
+                continue
     if not counts:
-        if any(utterance.is_command for utterance in utterances):
-            raise UserError("commands in wav.scp do not tell their sample rate: give --rate")
         return LOWEST_RATE
     return max(counts, key=lambda rate: (counts[rate], rate))
 

@@ -28,7 +28,7 @@ from unisono.speech.lexicon import Lexicon, Oov
 from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
-from unisono.speech.spectrum import SHIFT_S
+from unisono.speech.spectrum import SHIFT_S, frame_shift
 from unisono.speech.stored import Stored
 
 WORDS = "words.ctm"
@@ -155,7 +155,8 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
         kit.write(folder)
         aside.write(folder / "set_aside.txt")
         files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
-        files[WORDS] = word_times([(u, p) for u, _, p in kept], how.intake.channel).encode()
+        shift = frame_shift(kit.rate) if kit.rate else SHIFT_S
+        files[WORDS] = word_times(((u, p) for u, _, p in kept), shift).encode()
     states = [(u, h, path.states) for u, h, path in kept]
     corpus = corpus_of(data, states, heldout, model.tying.states)
     if len(aside):
@@ -244,8 +245,10 @@ def _kit(
     whole = tuning = language
     if whole is None or tuning is None:
         said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
-        whole = estimate([words for words, _ in said], lexicon.words, how.order)
-        tuning = estimate([words for words, out in said if not out], lexicon.words, how.order)
+        # Words that are silence or noise are heard only where people write them.
+        known = lexicon.spoken.union(*(words for words, _ in said))
+        whole = estimate([words for words, _ in said], known, how.order)
+        tuning = estimate([words for words, out in said if not out], known, how.order)
     return Kit(
         features=how.features,
         rate=0 if isinstance(reader, Stored) else reader.rate,

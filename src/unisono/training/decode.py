@@ -143,6 +143,7 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
 
 def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
     kit = ear.kit
+    language, tuning_language = _languages(kit, how, say)
     intake, stored = replace(how.intake, rate=kit.rate), kit.features is Features.KALDI
     checked = check_data(data, intake, None, stored=stored, dimension=kit.dimension)
     say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
@@ -158,7 +159,6 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
         say(line)
     if not heard:
         raise nothing_usable(data, checked.aside)
-    language, tuning_language = _languages(kit, how, say)
     tuned = _tune(ear, tuning_language, how, say)
     ingredients = _ingredients(kit, language)
     machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
@@ -175,7 +175,7 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
         "utterances": len(heard),
         "set_aside": len(checked.aside),
     }
-    said = {u.id: u.words for u, _ in heard if u.words}
+    said = {u.id: u.words for u, _ in heard if u.transcribed}
     result = None
     if said:
         result = score(said, by_name, {u.id: u.speaker for u, _ in heard})
