@@ -69,7 +69,7 @@ class Loop:
         self.optimizer.zero_grad()
 
 
-def stay(patch: pytest.MonkeyPatch, **options: float) -> Loop:
+def stay(**options: float) -> Loop:
     """A loop whose layers never move."""
     loop = Loop(**options)
     loop.optimizer._housing._movable = lambda weight: False
@@ -94,10 +94,8 @@ def difference(a: nn.Module, b: nn.Module) -> float:
     )
 
 
-def test_layers_that_have_moved_get_the_same_gradients(
-    no_graphs: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there = stay(monkeypatch), Loop()
+def test_layers_that_have_moved_get_the_same_gradients(no_graphs: list[Tensor]) -> None:
+    here, there = stay(), Loop()
     for x, y in minibatches(40):
         here.backward(x, y)
         there.backward(x, y)
@@ -110,10 +108,8 @@ def test_layers_that_have_moved_get_the_same_gradients(
     assert len(no_graphs) == 3 * 29  # from the twelfth step on
 
 
-def test_accumulation_shows_each_part_to_the_estimates(
-    no_graphs: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there = stay(monkeypatch, update_period=1), Loop(update_period=1)
+def test_accumulation_shows_each_part_to_the_estimates(no_graphs: list[Tensor]) -> None:
+    here, there = stay(update_period=1), Loop(update_period=1)
     for t, (x, y) in enumerate(minibatches(60)):
         here.backward(x, y)
         there.backward(x, y)
@@ -124,10 +120,8 @@ def test_accumulation_shows_each_part_to_the_estimates(
     assert no_graphs
 
 
-def test_estimates_travel_in_the_state(
-    no_graphs: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there = stay(monkeypatch), Loop()
+def test_estimates_travel_in_the_state(no_graphs: list[Tensor]) -> None:
+    here, there = stay(), Loop()
     for t, (x, y) in enumerate(minibatches(60)):
         if t == 30:
             assert no_graphs
@@ -148,10 +142,8 @@ def test_estimates_travel_in_the_state(
         there.step()
 
 
-def test_rows_of_another_kind_move_out_and_in_again(
-    no_graphs: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there = stay(monkeypatch), Loop()
+def test_rows_of_another_kind_move_out_and_in_again(no_graphs: list[Tensor]) -> None:
+    here, there = stay(), Loop()
     kinds = []
     for t, (x, y) in enumerate(minibatches(60)):
         with torch.autocast("cpu", torch.bfloat16, enabled=20 <= t < 35):
@@ -164,3 +156,20 @@ def test_rows_of_another_kind_move_out_and_in_again(
         there.step()
     assert kinds[19] is torch.float32 and kinds[20] is None
     assert kinds[33] is torch.bfloat16 and kinds[-1] is torch.float32
+
+
+def test_without_graphs_it_goes_on_as_before(no_graphs: list[Tensor]) -> None:
+    here, there = stay(), Loop()
+
+    def refuse(work: object) -> object:
+        raise RuntimeError("out of memory\nand much more")
+
+    there.optimizer._housing._capture = refuse  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match="without CUDA graphs: out of memory$") as told:
+        for x, y in minibatches(16):
+            for loop in (here, there):
+                loop.backward(x, y)
+            assert difference(here.model, there.model) == 0.0
+            here.step()
+            there.step()
+    assert len(told) == 1 and not no_graphs

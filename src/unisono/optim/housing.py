@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 
 import torch
@@ -59,6 +60,7 @@ class Housing:
         self._seen: dict[Tensor, set[Rows]] = {}
         self._before: dict[Tensor, set[Rows]] = {}
         self._steady = 0
+        self._given_up = False
         self._house: Residence | None = None
         self._inhabited = False
 
@@ -92,8 +94,8 @@ class Housing:
             return
         self._steady = self._steady + 1 if seen and seen == self._before else 0
         self._before = seen
-        if self._house is None and self._steady >= STEADY:
-            self._house = self._build(seen)
+        if self._house is None and self._steady >= STEADY and not self._given_up:
+            self._house = self._try_to_build(seen)
         if self._house is not None and all(
             _settled(sides_of(layer.weight)) for layer in self._house.layers
         ):
@@ -121,6 +123,18 @@ class Housing:
             self._house, self._inhabited, self._steady = None, False, 0
             return None
         return house
+
+    def _try_to_build(self, seen: Mapping[Tensor, set[Rows]]) -> Residence | None:
+        """Returns a house; None, for good, where the device has no memory or graphs for it."""
+        try:
+            return self._build(seen)
+        except RuntimeError as error:
+            self._given_up = True
+            reason = str(error).split("\n")[0]
+            warnings.warn(
+                f"ng-sgd goes on more slowly, without CUDA graphs: {reason}", stacklevel=2
+            )
+            return None
 
     def _build(self, seen: Mapping[Tensor, set[Rows]]) -> Residence | None:
         """Returns a house for all layers that can move and have rows of the commonest dtype."""
