@@ -209,12 +209,6 @@ class NaturalGradientSGD(Optimizer):
         self._housing.settle(self._sides)
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in every optimizer; a backward pass that failed is forgotten, too."""
-        for tap in self._taps.values():
-            tap.forget()
-        super().zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """Momentum, settings of the groups, and the estimates under `fisher`."""
         self._housing.hand_back(self._sides)
@@ -244,6 +238,13 @@ class NaturalGradientSGD(Optimizer):
                     f"the state has a Fisher estimate of parameter {index}, which has none here",
                 )
                 self._preconditioner(weight, Side(side)).load_state_dict(values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuses: a copy would step, but the layers of its model would not be tapped."""
+        raise UserError(
+            "ng-sgd: the optimizer cannot be copied or pickled; make one for the copied model "
+            "and give it state_dict()"
+        )
 
     def _tap(self, model: nn.Module) -> dict[str, str]:
         """Taps what can be; returns why the other modules are left alone, by their names."""
@@ -317,9 +318,11 @@ class NaturalGradientSGD(Optimizer):
                 state = self.state[parameter]
                 past = state.get("momentum_buffer")
                 if past is None:
-                    direction = state["momentum_buffer"] = direction.clone()
+                    past = direction.clone()
                 else:
-                    direction = torch.add(direction, past, alpha=group["momentum"], out=past)
+                    past = past.to(direction)  # the model may have moved
+                    torch.add(direction, past, alpha=group["momentum"], out=past)
+                direction = state["momentum_buffer"] = past
             directions.append(direction)
         return Move(
             parameters=parameters,
