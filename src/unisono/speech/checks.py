@@ -18,8 +18,13 @@ from unisono.speech.audio import (
 )
 from unisono.speech.datadir import Utterance, nothing_usable, read_data
 from unisono.speech.lexicon import Lexicon, Oov
+from unisono.speech.paths import count_places
 from unisono.speech.stored import Stored, shape_of
 from unisono.speech.topology import FEWEST_FRAMES
+
+# Frames times places of an utterance whose best path is sought: at two bytes each, and some
+# times as many with neighbours told apart, more would fill the memory.
+_MOST_CELLS = 500_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,20 +104,26 @@ def check_data(
         except BadAudioError as bad:
             aside.add(utterance.id, bad.reason, bad.detail)
             continue
-        if utterance.is_command or long_enough(utterance, frames, lexicon, aside):
+        if utterance.is_command or alignable(utterance, frames, lexicon, aside):
             usable.append(utterance)
     if not usable:
         raise nothing_usable(folder, aside)
     return Checked(utterances=usable, reader=reader, aside=aside)
 
 
-def long_enough(
-    utterance: Utterance, frames: int, lexicon: Lexicon | None, aside: SetAside
-) -> bool:
-    """Whether an utterance has the frames that its words need at least; else it is set aside."""
+def alignable(utterance: Utterance, frames: int, lexicon: Lexicon | None, aside: SetAside) -> bool:
+    """Whether an utterance has the frames that its words need, and not far too many of both.
+
+    Else it is set aside. Without a lexicon nothing is aligned: one frame is enough, and none too
+    many.
+    """
     needed = 1
     if lexicon is not None:
         needed = max(1, FEWEST_FRAMES * lexicon.shortest(utterance.words))
+        if frames * count_places(utterance.words, lexicon) > _MOST_CELLS:
+            detail = f"{frames} frames, {len(utterance.words)} words"
+            aside.add(utterance.id, Reason.TOO_LONG, detail)
+            return False
     if frames < needed:
         aside.add(utterance.id, Reason.TOO_SHORT, f"{frames} frames, {needed} are needed")
     return frames >= needed

@@ -14,6 +14,8 @@ from unisono.speech.paths import Ints
 from unisono.speech.topology import FEWEST_FRAMES, Topology
 from unisono.speech.tying import Ask, Node, Side, Tying
 
+Neighbours = NDArray[np.int16]
+"""Left, phone, right and local state, a row a frame: small, for all frames have one."""
 _LEAST_GAIN = 300.0
 _FEWEST = 50.0
 
@@ -37,7 +39,7 @@ class Contexts:
     sums: Floats
 
 
-def contexts_of(states: Ints, topology: Topology) -> Ints:
+def contexts_of(states: Ints, topology: Topology) -> Neighbours:
     """Left, phone, right and local state of each frame of an aligned utterance: T x 4.
 
     A phone begins where another one is, or where the states of a phone begin again (those of
@@ -50,10 +52,10 @@ def contexts_of(states: Ints, topology: Topology) -> Ints:
     begins[1:] = (phone[1:] != phone[:-1]) | (ordered[1:] & (local[1:] < local[:-1]))
     said = np.concatenate([[0], phone[begins], [0]])
     at = np.cumsum(begins)
-    return np.stack([said[at - 1], phone, said[at + 1], local], axis=1)
+    return np.stack([said[at - 1], phone, said[at + 1], local], axis=1).astype(np.int16)
 
 
-def count_contexts(pieces: Iterable[tuple[Frames, Ints]]) -> Contexts:
+def count_contexts(pieces: Iterable[tuple[Frames, Neighbours]]) -> Contexts:
     """Adds up frames by their contexts; each piece has frames and what `contexts_of` gave."""
     known: dict[tuple[int, ...], Floats] = {}
     for frames, contexts in pieces:
