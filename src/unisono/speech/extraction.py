@@ -54,7 +54,7 @@ def _hear(job: _Job, utterance: Utterance) -> Heard | tuple[Reason, str]:
     try:
         if isinstance(reader, Stored):
             features = reader.read(utterance)
-            return Heard(network=features, cepstra=cepstra_of(features))
+            return Heard(network=features, cepstra=cepstra_of(features, bands=reader.bands))
         samples = reader.read(utterance)
     except BadAudioError as bad:
         return bad.reason, bad.detail

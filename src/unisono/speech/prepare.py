@@ -197,7 +197,8 @@ def scratch_beside(out: Path) -> Iterator[Path]:
 
 def _described(reader: Reader | Stored) -> str:
     if isinstance(reader, Stored):
-        return f"with features of dimension {reader.dimension}"
+        kind = "bands" if reader.bands else "cepstra"
+        return f"with features of dimension {reader.dimension} ({kind}, it seems)"
     return f"at {reader.rate} Hz"
 
 
@@ -299,6 +300,7 @@ def _kit(
         features=how.features,
         rate=0 if isinstance(reader, Stored) else reader.rate,
         dimension=kept[0][1].network.shape[1],
+        bands=isinstance(reader, Stored) and reader.bands,
         lexicon=lexicon,
         acoustic=model,
         language=whole,

@@ -27,6 +27,7 @@ from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
 from unisono.speech.prepare import network_frames, scratch_beside
 from unisono.speech.scoring import Score, score
+from unisono.speech.stored import Stored
 from unisono.speech.tuning import Tuned, tune
 from unisono.training.keep import PRIORS
 from unisono.training.network import Network
@@ -146,8 +147,13 @@ def _decode(
 ) -> Score | None:
     kit = ear.kit
     language, tuning_language = _languages(kit, how, say)
-    intake, stored = replace(how.intake, rate=kit.rate), kit.features is Features.KALDI
-    checked = check_data(data, intake, None, stored=stored, dimension=kit.dimension)
+    checked = check_data(
+        data,
+        replace(how.intake, rate=kit.rate),
+        None,
+        stored=kit.features is Features.KALDI,
+        like=Stored(dimension=kit.dimension, bands=kit.bands),
+    )
     say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
     heard = hear(
         checked.utterances,
