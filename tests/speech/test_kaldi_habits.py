@@ -5,21 +5,27 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+from tones import write_tones
 
 from unisono.events import UserError
 from unisono.speech.alignment import Aligned
+from unisono.speech.archives import write_archive
 from unisono.speech.aside import Reason
 from unisono.speech.boundaries import timed_words
 from unisono.speech.checks import Intake, check_data
+from unisono.speech.deltas import add_deltas
+from unisono.speech.features import cepstra_of, fbank, mfcc
 from unisono.speech.graph import Ingredients, build_graph
 from unisono.speech.lexicon import NOISE, SILENCE, UNKNOWN, Lexicon
 from unisono.speech.ngram import Ngrams, estimate, read_arpa
 from unisono.speech.scoring import score
 from unisono.speech.spectrum import frame_shift
+from unisono.speech.stored import Stored
 from unisono.speech.topology import Topology
 from unisono.speech.tying import Tying
 
@@ -174,3 +180,36 @@ def test_an_interval_holds_rates_that_can_be() -> None:
     assert low == 0
     # The error is drawn k times with probability about exp(-1) / k!: more than 3 times in 1.9%.
     assert high == pytest.approx(3 / 120)
+
+
+def test_features_of_others_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    write_tones(tmp_path / "audio", speakers=2, utterances=2, seed=3)
+    heard = {}
+    for file in sorted((tmp_path / "audio").glob("*.wav")):
+        samples, rate = soundfile.read(file, dtype="int16")
+        heard[file.stem] = samples.astype(np.float64), rate
+    kinds: dict[str, Callable[..., Any]] = {
+        "bands": lambda x, rate: fbank(x, rate),
+        "hires": lambda x, rate: mfcc(x, rate, ceps=40, bands=40, energy=False),
+        "differences": lambda x, rate: add_deltas(mfcc(x, rate)),
+        "plain": lambda x, rate: mfcc(x, rate),
+    }
+    for name, make in kinds.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "utt2spk").write_text((tmp_path / "audio" / "utt2spk").read_text())
+        matrices = {key: make(*audio).astype(np.float32) for key, audio in heard.items()}
+        write_archive(folder / "feats.ark", folder / "feats.scp", matrices.items())
+        reader = check_data(folder, Intake(), None, stored=True).reader
+        assert isinstance(reader, Stored)
+        assert reader.bands == (name == "bands")
+        for key, matrix in matrices.items():
+            found = cepstra_of(matrix, bands=reader.bands)
+            assert found.shape[1] == 13
+            if not reader.bands:
+                np.testing.assert_array_equal(found, matrix[:, :13])
+            else:
+                # Liftering and C0 aside, cepstra of 40 bands are the cosine transform of them.
+                lifter = 1 + 11 * np.sin(np.pi * np.arange(13) / 22)
+                wanted = mfcc(*heard[key], bands=40, energy=False) / lifter
+                np.testing.assert_allclose(found, wanted, atol=2e-3)
