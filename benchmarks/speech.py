@@ -243,7 +243,7 @@ def rate(counts: Sequence[tuple[int, int]]) -> float:
 
 
 def interval(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """95% of the rates when speakers are drawn again."""
+    """95% of the rates when speakers are drawn again; errors may be differences of errors."""
     table = np.array(counts, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(len(table), size=(_REPLICATIONS, len(table)))
     sums = table[drawn].sum(1)
@@ -302,12 +302,31 @@ def table(results: Sequence[Result], trained: frozenset[str]) -> list[str]:
     return texts
 
 
+def paired_lines(results: Sequence[Result], chosen: str) -> list[str]:
+    """How many more errors the others make than the chosen one on the speakers that both heard."""
+    lines, best = [], merged(results, chosen)
+    for system in SYSTEMS:
+        own = merged(results, system)
+        both = sorted(own.keys() & best.keys())
+        if system == chosen or not both:
+            continue
+        more = [(own[who][0] - best[who][0], own[who][1]) for who in both]
+        low, high = interval(more)
+        lines.append(
+            f"{system:24} {rate([own[who] for who in both]):6.2f} against "
+            f"{rate([best[who] for who in both]):6.2f}: {rate(more):+6.2f} "
+            f"({low:+5.2f} to {high:+5.2f}), {len(both)} speakers"
+        )
+    return [f"the same speakers, {chosen} and others:", *lines] if lines else []
+
+
 def speaker_lines(results: Sequence[Result]) -> list[str]:
-    """The rate of each speaker by each system: for folds of one speaker each."""
+    """The rate of each speaker by each system, where each was a fold."""
     lines = []
     for system in SYSTEMS:
         own = merged(results, system)
-        if own:
+        folds = sum(r.job.system == system and r.job.fold != GIVEN for r in results)
+        if own and len(own) == folds:
             rates = ", ".join(f"{who} {rate([count]):.1f}%" for who, count in sorted(own.items()))
             lines.append(f"{system}: {rates}")
     return lines
@@ -422,7 +441,11 @@ class Bench:
             self._write_table()
 
     def _write_table(self) -> None:
-        lines = [*table(self._results(), self._trained), "", *speaker_lines(self._results())]
+        results = self._results()
+        lines = [*table(results, self._trained), "", *speaker_lines(results)]
+        chosen = best_network(results, self._trained)
+        if chosen is not None:
+            lines += paired_lines(results, chosen)
         (self._out / "table.txt").write_text("\n".join(lines) + "\n")
 
     def _say(self, text: str) -> None:
