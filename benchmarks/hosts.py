@@ -1,6 +1,6 @@
 """Four hosts with slow cables: what they train a second, and how well, at each pace of rounds.
 
-    sudo python benchmarks/hosts.py FRAMES.npz --out DIR [--turns 3] [--seconds 8] [--parts ...]
+    sudo python benchmarks/hosts.py FRAMES.npz --out DIR [--turns 3] [--seconds 6] [--parts ...]
 
 The hosts are network namespaces of this machine, each with a cable to one switch; a learner of one
 thread is on each, and the coordinator on the first. Parts, all of them unless told otherwise:
@@ -34,7 +34,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from multiprocessing.connection import Listener
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,21 +76,27 @@ class Cluster:
         self._hosts = hosts
         self._folder = folder
         self._count = 0
-        where = str(folder / "driver.sock")
+        self._log = (folder / "hosts.log").open("a+")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._links = [self._start(number, prep) for number in range(HOSTS)]
+
+    def _start(self, number: int, prep: Path) -> Connection:
+        """What it is told and says goes through this machine, not over the cables."""
+        ours, theirs = Pipe()
         script = str(Path(__file__).parent / "hosts_learner.py")
-        log = (folder / "hosts.log").open("a")
-        with Listener(where, "AF_UNIX") as listener:
-            self._processes = [
-                subprocess.Popen(
-                    [*hosts.inside(n), sys.executable, script, where, str(n), str(prep)],
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
-                    stdout=log,
-                    stderr=log,
-                )
-                for n in range(HOSTS)
-            ]
-            found = [listener.accept() for _ in range(HOSTS)]
-        self._links = [link for _, link in sorted((link.recv(), link) for link in found)]
+        command = [*self._hosts.inside(number), sys.executable, script]
+        command += [str(theirs.fileno()), str(number), str(prep)]
+        self._processes.append(
+            subprocess.Popen(
+                command,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                pass_fds=[theirs.fileno()],
+                stdout=self._log,
+                stderr=self._log,
+            )
+        )
+        theirs.close()
+        return ours
 
     def time(self, sets: list[str], seconds: float, *, shared: bool = True) -> list[Speed]:
         """What each host does in a window."""
@@ -139,7 +146,7 @@ class Cluster:
                 if coordinator.poll() is not None:
                     sys.exit("the coordinator did not start")
                 time.sleep(0.01)
-            yield next(w for w in noted.read_text().split() if w.startswith("tcp:")), token
+            yield noted.read_text().split()[0], token
             coordinator.wait(GRACE_S)
         finally:
             coordinator.kill()
@@ -150,7 +157,11 @@ class Cluster:
             link.send(what)
 
     def _hear(self) -> list[object]:
-        return [link.recv() for link in self._links]
+        try:
+            return [link.recv() for link in self._links]
+        except EOFError:
+            self._log.seek(0)
+            sys.exit(f"a process has ended:\n{self._log.read()}")
 
 
 @contextmanager
@@ -276,7 +287,7 @@ def main() -> None:
     parser.add_argument("frames", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="a window, at least")
+    parser.add_argument("--seconds", type=float, default=6.0, help="a window, at least")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--parts", default="fast,slow,far,training")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """The process on each host of ``benchmarks/hosts.py``: times ways of training, and trains.
 
-It is told what to do over a Unix socket of the machine that all hosts are on, so that nothing but
-training is on the cables.
+It is told what to do over a socket that it was started with, so that nothing but training is on the
+cables.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -133,10 +133,9 @@ class Host:
 
 def main() -> None:
     """Obeys until there is nobody to give orders."""
-    socket, number, prep = sys.argv[1:]
+    descriptor, number, prep = sys.argv[1:]
     torch.set_num_threads(1)
-    with Client(socket, "AF_UNIX") as driver:
-        driver.send(int(number))
+    with Connection(int(descriptor)) as driver:
         host = Host(driver, int(number), prep)
         while (order := driver.recv()) is not None:
             host.obey(order)
