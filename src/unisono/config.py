@@ -248,6 +248,11 @@ class Validation(Table):
         description="score two halves of the held-out speakers apart as well, for `compare`",
     )
 
+    @property
+    def wanted(self) -> bool:
+        """Whether held-out speakers are needed."""
+        return self.enabled and self.on is ValidationChoice.HELDOUT
+
 
 class Checkpoint(Table):
     """`[checkpoint]`: what a killed run goes on from."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from unisono.optim.rows import Affine, input_rows, output_rows
@@ -92,6 +93,38 @@ class Tap:
         self._token = None
         self._rows.clear()
 
+    @property
+    def alive(self) -> bool:
+        """Whether there is anybody to make gradients."""
+        return self._make() is not None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the weight is to have a gradient."""
+        return self._weight.requires_grad
+
+    def token(self) -> Tensor:
+        """Returns what every node that watches this weight at work must be given."""
+        if _backward_pass() == NO_PASS:
+            self._rows.clear()
+        token, weight = self._token, self._weight
+        if token is None or token.dtype != weight.dtype or token.device != weight.device:
+            self._token = token = _Collect.apply(  # type: ignore[no-untyped-call]
+                self, self._make(), weight, self._bias
+            )
+        return token
+
+    def applied(self, x: Tensor) -> Tensor:
+        """Returns x times the weight, plus the bias, neither of which autograd looks at."""
+        bias = None if self._bias is None else self._bias.detach()
+        return functional.linear(x, self._weight.detach(), bias)
+
+    def note(self, x: Tensor, derivative: Tensor) -> None:
+        """Notes rows, and the derivatives of what came of them."""
+        inputs, derivatives = self._rows.setdefault(_backward_pass(), ([], []))
+        inputs.append(x)
+        derivatives.append(derivative)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
         """Hooks are copied with a model; they find that they are not the copy's."""
         return self
@@ -101,18 +134,13 @@ class Tap:
         return _ended, ()
 
     def _before(self, module: Affine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        make = self._make()
-        if make is None:
+        if not self.alive:
             self.remove()
             return
         weight, bias = self._weight, self._bias
-        if module.weight is not weight or not weight.requires_grad or not torch.is_grad_enabled():
+        if module.weight is not weight or not self.wanted or not torch.is_grad_enabled():
             return
-        if _backward_pass() == NO_PASS:
-            self._rows.clear()
-        token = self._token
-        if token is None or token.dtype != weight.dtype or token.device != weight.device:
-            self._token = _Collect.apply(self, make, weight, bias)  # type: ignore[no-untyped-call]
+        self.token()
         self._quiet = [p for p in (weight, bias) if p is not None and p.requires_grad]
         for parameter in self._quiet:
             parameter.requires_grad_(False)
@@ -130,11 +158,6 @@ class Tap:
             output, self._token, x.detach(), self, module
         )
         return watched
-
-    def _note(self, module: Affine, x: Tensor, derivative: Tensor) -> None:
-        inputs, derivatives = self._rows.setdefault(_backward_pass(), ([], []))
-        inputs.append(input_rows(module, x))
-        derivatives.append(output_rows(module, derivative))
 
     def _collected(self) -> Rows:
         self._token = None
@@ -175,7 +198,7 @@ class _Watch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, derivative: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        ctx.tap._note(ctx.module, x, derivative)
+        ctx.tap.note(input_rows(ctx.module, x), output_rows(ctx.module, derivative))
         return derivative, None, None, None, None
 
 

@@ -26,6 +26,7 @@ class Reason(Enum):
     NO_TEXT = "no transcript, or an empty one"
     UNKNOWN_WORD = "words without pronunciation (--oov map keeps them)"
     TOO_SHORT = "audio too short for its text"
+    TOO_LONG = "too long to be aligned in one piece: divide it by segments"
     NO_ALIGNMENT = "no alignment that fits its frames"
     NO_PATH = "no path through the text fits the audio"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,15 @@ from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance
 from unisono.speech.deltas import add_deltas
 from unisono.speech.features import Features, cepstra_of, compute, mfcc
+from unisono.speech.shelf import Shelf
 from unisono.speech.stored import Stored
 
 Frames = NDArray[np.float32]
 Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 _TOLD_EVERY = 1000
 _SMALLEST_STD = 1e-5
+GAUSSIAN_WIDTH = 3
+"""How many times as many numbers as cepstra the Gaussians hear: two differences are added."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +54,7 @@ def _hear(job: _Job, utterance: Utterance) -> Heard | tuple[Reason, str]:
     try:
         if isinstance(reader, Stored):
             features = reader.read(utterance)
-            return Heard(network=features, cepstra=cepstra_of(features))
+            return Heard(network=features, cepstra=cepstra_of(features, bands=reader.bands))
         samples = reader.read(utterance)
     except BadAudioError as bad:
         return bad.reason, bad.detail
@@ -69,9 +73,24 @@ def hear(
     *,
     processes: int,
     say: Callable[[str], None],
+    scratch: Path,
 ) -> list[tuple[Utterance, Heard]]:
-    """Computes the features of utterances; those whose audio turns out broken are set aside."""
-    heard = []
+    """Computes the features of utterances; those whose audio turns out broken are set aside.
+
+    Args:
+        utterances: Whose.
+        reader: Reads their audio, or features made elsewhere.
+        kind: What the network hears.
+        aside: Takes the broken ones.
+        processes: How many work at a time.
+        say: Takes lines that tell how far it is.
+        scratch: A folder whose files the features are kept in, so that memory need not hold them.
+
+    Raises:
+        UserError: The disk is full, or a process was killed.
+    """
+    heard: list[Utterance] = []
+    network, cepstra = Shelf(scratch / "network.raw"), Shelf(scratch / "cepstra.raw")
     with Crew(processes, _same, _Job(reader=reader, kind=kind)) as crew:
         results = crew.map(_hear, utterances, chunk=16)
         for number, (utterance, result) in enumerate(zip(utterances, results, strict=True), 1):
@@ -80,10 +99,16 @@ def hear(
             elif len(result.network) == 0:
                 aside.add(utterance.id, Reason.TOO_SHORT, "no whole window fits into it")
             else:
-                heard.append((utterance, result))
+                heard.append(utterance)
+                network.put(result.network)
+                cepstra.put(result.cepstra)
             if number % _TOLD_EVERY == 0:
                 say(f"features: {number} of {len(utterances)} utterances")
-    return heard
+    features = zip(network.all(), cepstra.all(), strict=True)
+    return [
+        (utterance, Heard(network=first, cepstra=second))
+        for utterance, (first, second) in zip(heard, features, strict=True)
+    ]
 
 
 def speaker_moments(heard: Sequence[tuple[Utterance, Heard]]) -> dict[str, Moments]:

@@ -25,8 +25,9 @@ from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
-from unisono.speech.prepare import network_frames
+from unisono.speech.prepare import network_frames, scratch_beside
 from unisono.speech.scoring import Score, score
+from unisono.speech.stored import Stored
 from unisono.speech.tuning import Tuned, tune
 from unisono.training.keep import PRIORS
 from unisono.training.network import Network
@@ -137,14 +138,22 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
         raise UserError(f"{out} exists already; name another --out")
     for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
         package(name)  # said before an hour of work, not after it
-    with Ear(place, how.processes) as ear:
-        return _decode(ear, data, out, how, say)
+    with Ear(place, how.processes) as ear, scratch_beside(out) as scratch:
+        return _decode(ear, data, out, how, scratch, say)
 
 
-def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
+def _decode(
+    ear: Ear, data: Path, out: Path, how: Decoding, scratch: Path, say: Say
+) -> Score | None:
     kit = ear.kit
-    intake, stored = replace(how.intake, rate=kit.rate), kit.features is Features.KALDI
-    checked = check_data(data, intake, None, stored=stored, dimension=kit.dimension)
+    language, tuning_language = _languages(kit, how, say)
+    checked = check_data(
+        data,
+        replace(how.intake, rate=kit.rate),
+        None,
+        stored=kit.features is Features.KALDI,
+        like=Stored(dimension=kit.dimension, bands=kit.bands),
+    )
     say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
     heard = hear(
         checked.utterances,
@@ -153,12 +162,12 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
         checked.aside,
         processes=how.processes,
         say=say,
+        scratch=scratch,
     )
     for line in checked.aside.summary():
         say(line)
     if not heard:
         raise nothing_usable(data, checked.aside)
-    language, tuning_language = _languages(kit, how, say)
     tuned = _tune(ear, tuning_language, how, say)
     ingredients = _ingredients(kit, language)
     machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
@@ -175,7 +184,7 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
         "utterances": len(heard),
         "set_aside": len(checked.aside),
     }
-    said = {u.id: u.words for u, _ in heard if u.words}
+    said = {u.id: u.words for u, _ in heard if u.transcribed}
     result = None
     if said:
         result = score(said, by_name, {u.id: u.speaker for u, _ in heard})

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
+from unisono.config import Config, DeviceChoice, OptimizerChoice
 from unisono.data import ChunkSource, FrameSource, Part
 from unisono.events import UserError
 from unisono.learner.learner import Learner
@@ -89,8 +89,7 @@ class Worker:
         self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
         checks = self._config.validation
-        checked = checks.enabled and checks.on is ValidationChoice.HELDOUT
-        self._heldout = self._source(Part.HELDOUT) if checked else None
+        self._heldout = self._source(Part.HELDOUT) if checks.wanted else None
         self._apart = checks.halves
         if self._heldout is not None:
             everyone = np.zeros(len(self._heldout), dtype=np.int64)
