@@ -124,4 +124,4 @@ def test_a_model_that_moves_takes_its_estimates_and_momentum_with_it() -> None:
                 optimizer.zero_grad()
     for a, b in zip(moved.parameters(), stayed.parameters(), strict=True):
         assert a.dtype == torch.float64
-        assert float((a - b).norm()) < 1e-5 * float(b.norm())
+        assert (a - b).norm() < 1e-5 * b.norm()
