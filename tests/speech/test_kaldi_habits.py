@@ -82,7 +82,10 @@ def test_what_is_missing_is_said_with_what_to_do(write: Write) -> None:
     with pytest.raises(UserError, match="utt2spk: write a line an utterance"):
         check_data(folder, Intake(), None)
     (folder / "utt2spk").write_text("a s\n")
-    with pytest.raises(UserError, match="audio that cannot be read"):  # no word of segments
+    with pytest.raises(UserError, match=r"audio that cannot be read: a \(a: it holds no samples"):
+        check_data(folder, Intake(), None)
+    (folder / "wav.scp").write_text("a corpus/a.wav\n")  # from where it would be elsewhere
+    with pytest.raises(UserError, match=f"there is no file {folder}/corpus/a.wav"):
         check_data(folder, Intake(), None)
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 _NAMES_SHOWN = 3
+_DETAIL_SHOWN = 200
 
 
 class Reason(Enum):
@@ -57,14 +58,18 @@ class SetAside:
         return sum(why is reason for why, _ in self._entries.values())
 
     def summary(self) -> list[str]:
-        """A line a reason, with the first names."""
+        """A line a reason, with the first names and what exactly is wrong with the first one."""
         lines = []
         for reason in Reason:
             names = [name for name, (why, _) in self._entries.items() if why is reason]
             if names:
                 more = ", ..." if len(names) > _NAMES_SHOWN else ""
                 shown = ", ".join(names[:_NAMES_SHOWN])
-                lines.append(f"set aside {len(names)}: {reason.value}: {shown}{more}")
+                detail = " ".join(self._entries[names[0]][1].split())[:_DETAIL_SHOWN]
+                lines.append(
+                    f"set aside {len(names)}: {reason.value}: {shown}{more}"
+                    + (f" ({names[0]}: {detail})" if detail else "")
+                )
         if self._words:
             words = ", ".join(f"{word} ({n})" for word, n in self._words.most_common(10))
             lines.append(f"{len(self._words)} words without pronunciation: {words}")

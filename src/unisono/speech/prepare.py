@@ -24,6 +24,7 @@ from unisono.speech.checks import Checked, Intake, alignable, check_data
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.extraction import (
     GAUSSIAN_WIDTH,
+    Frames,
     Heard,
     gaussian_frames,
     hear,
@@ -42,8 +43,10 @@ from unisono.speech.stored import Stored
 WORDS = "words.ctm"
 """The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
-# Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
+# Tuning decodes the sample some twenty times; more utterances, or a quarter of an hour and more,
+# would hardly change the choice.
 _SAMPLE = 200
+_SAMPLE_FRAMES = 100_000
 # Numbers below it keep three digits in half precision.
 _MOST_HALF = 1000
 _SPEEDS = (0.9, 1.1)
@@ -305,53 +308,63 @@ def _kit(
         acoustic=model,
         language=whole,
         tuning_language=tuning,
-        sample=_sample([(u, h) for u, h, _ in kept if u.speaker in heldout]),
+        sample=sample_of([(u, h) for u, h, _ in kept if u.speaker in heldout]),
     )
 
 
-def _sample(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
+def sample_of(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
     """Some held-out utterances, evenly spread over the speakers."""
     if not heldout:
         return None
-    moments = speaker_moments(heldout)
-    some = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, _SAMPLE)})
-    wanted = {heldout[n][0].speaker for n in some}
-    own: dict[str, list[int]] = {}
-    for n, (utterance, _) in enumerate(heldout):
-        if utterance.speaker in wanted:
-            own.setdefault(utterance.speaker, []).append(n)
-    # One speaker at a time: all held-out frames may be more than memory holds.
-    network = {
-        n: frames
-        for mine in own.values()
-        for n, frames in zip(mine, network_frames([heldout[n] for n in mine]), strict=True)
-        if n in some
-    }
+    frames = sum(len(h.network) for _, h in heldout)
+    count = min(_SAMPLE, max(1, _SAMPLE_FRAMES * len(heldout) // frames))
+    chosen = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, count)})
+    some = [heldout[n] for n in chosen]
+    network, gaussian = network_moments(heldout), speaker_moments(heldout)
     return Sample(
-        starts=np.cumsum([0] + [len(heldout[n][1].network) for n in some]),
-        network=np.concatenate([network[n] for n in some]),
-        gaussian=np.concatenate(
-            [gaussian_frames(heldout[n][1].cepstra, moments[heldout[n][0].speaker]) for n in some]
-        ),
-        words=[heldout[n][0].words for n in some],
+        starts=np.cumsum([0] + [len(h.network) for _, h in some]),
+        network=np.concatenate([_normalised(h.network, network[u.speaker]) for u, h in some]),
+        gaussian=np.concatenate([gaussian_frames(h.cepstra, gaussian[u.speaker]) for u, h in some]),
+        words=[u.words for u, _ in some],
     )
 
 
-def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]:
-    """What the network hears, each speaker's frames to mean 0 and standard deviation 1."""
-    corpus = Corpus(
-        origin="speech",
-        frames=np.concatenate([h.network for _, h in heard]),
-        states=np.zeros(0, dtype=np.int64),
-        starts=np.cumsum([0] + [len(h.network) for _, h in heard]),
-        utterances=[u.id for u, _ in heard],
-        speakers=[u.speaker for u, _ in heard],
-        parts=[Part.TEST] * len(heard),
-        state_count=1,
-    )
-    mean, std = corpus.speaker_moments()
-    rows = {name: row for row, name in enumerate(corpus.speaker_names())}
-    return [(h.network - mean[rows[u.speaker]]) / std[rows[u.speaker]] for u, h in heard]
+def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
+    """Yields what the network hears, each speaker's frames to mean 0 and standard deviation 1."""
+    moments = network_moments(heard)
+    return (_normalised(h.network, moments[u.speaker]) for u, h in heard)
+
+
+def network_moments(
+    heard: Sequence[tuple[Utterance, Heard]],
+) -> dict[str, tuple[Frames, Frames]]:
+    """Mean and standard deviation of each speaker's features, as a PREP has them.
+
+    One speaker's are in memory at a time.
+    """
+    own: dict[str, list[tuple[Utterance, Heard]]] = {}
+    for utterance, features in heard:
+        own.setdefault(utterance.speaker, []).append((utterance, features))
+    moments = {}
+    for name, mine in own.items():
+        corpus = Corpus(
+            origin="speech",
+            frames=np.concatenate([h.network for _, h in mine]),
+            states=np.zeros(0, dtype=np.int64),
+            starts=np.cumsum([0] + [len(h.network) for _, h in mine]),
+            utterances=[u.id for u, _ in mine],
+            speakers=[name] * len(mine),
+            parts=[Part.TEST] * len(mine),
+            state_count=1,
+        )
+        mean, std = corpus.speaker_moments()
+        moments[name] = mean[0], std[0]
+    return moments
+
+
+def _normalised(frames: Frames, moments: tuple[Frames, Frames]) -> Frames:
+    mean, std = moments
+    return (frames - mean) / std
 
 
 def corpus_of(

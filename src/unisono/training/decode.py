@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -109,7 +109,7 @@ class Ear:
             return list(self._listen(self._crew, np.split(sample.network, cuts)))
         return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
 
-    def _listen(self, crew: Crew[Network], frames: Sequence[Frames]) -> Iterator[Frames]:
+    def _listen(self, crew: Crew[Network], frames: Iterable[Frames]) -> Iterator[Frames]:
         for posteriors in crew.map(Network.log_posteriors, frames, chunk=4):
             yield posteriors - self._priors
 
