@@ -16,6 +16,7 @@ from unisono.events import UserError
 from unisono.speech.alignment import Aligned
 from unisono.speech.archives import write_archive
 from unisono.speech.aside import Reason
+from unisono.speech.audio import BadAudioError
 from unisono.speech.boundaries import timed_words
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.deltas import add_deltas
@@ -75,6 +76,16 @@ def test_commands_alone_tell_their_rate_and_run_once_for_all_segments(write: Wri
     assert (folder / "runs").read_text() == "\n"
     # Nothing may have been said: that is a transcript, too, and is scored.
     assert [u.transcribed for u in checked.utterances] == [True, True, False]
+
+
+def test_a_command_that_fails_tells_why(write: Write) -> None:
+    scp = "a no-such-tool -p a.wv1 |\nb cat |\n"
+    folder = write({"wav.scp": scp, "utt2spk": "a s\nb s\n"}, seconds={})
+    checked = check_data(folder, Intake(allow_pipes=True, rate=16000), None)
+    with pytest.raises(BadAudioError, match="not found"):
+        checked.reader.read(checked.utterances[0])
+    with pytest.raises(BadAudioError):  # at once: nobody is asked to type the audio in
+        checked.reader.read(checked.utterances[1])
 
 
 def test_what_is_missing_is_said_with_what_to_do(write: Write) -> None:

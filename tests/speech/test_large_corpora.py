@@ -18,7 +18,12 @@ from unisono.speech.extraction import Heard
 from unisono.speech.lexicon import Lexicon
 from unisono.speech.passes import Spoken
 from unisono.speech.paths import count_places, lay_paths
-from unisono.speech.prepare import network_frames, sample_of, scratch_beside
+from unisono.speech.prepare import (
+    monophone_gaussians,
+    network_frames,
+    sample_of,
+    scratch_beside,
+)
 from unisono.speech.shelf import Shelf, join
 from unisono.speech.topology import Topology
 from unisono.speech.tying import Tying
@@ -140,3 +145,9 @@ def test_long_utterances_make_a_small_sample() -> None:
             own = np.concatenate(whole[speaker::3])
             np.testing.assert_allclose([own.mean(), own.std()], [0, 1], atol=1e-3)
     assert sizes == {300: 200, 30: 5, 7: 7}
+
+
+def test_many_phones_have_more_than_a_gaussian_a_state() -> None:
+    assert monophone_gaussians(LEXICON) == 1000
+    tones = Lexicon(entries={f"w{n}": [(f"A{n}", f"B{n}")] for n in range(200)})
+    assert monophone_gaussians(tones) > 3 * Topology.start(tones.phones).states

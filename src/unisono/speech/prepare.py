@@ -52,6 +52,7 @@ _MOST_HALF = 1000
 _SPEEDS = (0.9, 1.1)
 _VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
+_GAUSSIANS_A_PHONE = 12
 _TRIPHONE_GAUSSIANS = 9000
 
 
@@ -71,7 +72,8 @@ class Preparation:
         intake: Which audio and which words are accepted.
         tying: How states are tied.
         states: Tied states, at most.
-        gaussians: Gaussians of the model, at most; 0: 1000 for monophones, 9000 for tied states.
+        gaussians: Gaussians of the model, at most; 0: 1000 for monophones (12 a phone, if that is
+            more), 9000 for tied states.
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
@@ -271,16 +273,26 @@ def _align(
     train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout and u.speed == 1]
     with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
         if how.tying is Tie.NONE:
-            model = trainer.monophones(train, how.gaussians or _MONOPHONE_GAUSSIANS)
+            model = trainer.monophones(train, how.gaussians or monophone_gaussians(lexicon))
         else:
             model = trainer.triphones(
-                trainer.monophones(train, _MONOPHONE_GAUSSIANS),
+                trainer.monophones(train, monophone_gaussians(lexicon)),
                 train,
                 most=how.states,
                 gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
             )
         aligned = trainer.align(model, range(len(heard)))
+    spoken.file.unlink()
     return model, [aligned[n] for n in range(len(heard))]
+
+
+def monophone_gaussians(lexicon: Lexicon) -> int:
+    """Gaussians of monophones, at most.
+
+    Where tones, stress or places in a word tell many phones apart, 1000 would be too few for
+    some of each state.
+    """
+    return max(_MONOPHONE_GAUSSIANS, _GAUSSIANS_A_PHONE * len(lexicon.phones))
 
 
 def _kit(
