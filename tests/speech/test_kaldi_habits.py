@@ -38,8 +38,8 @@ def test_segments_may_name_the_channel(write: Write) -> None:
         {
             "wav.scp": "call call.wav\n",
             "segments": "a call 0.0 0.5 0\nb call 0.0 0.5 1\nc call 0.5 -1\nd call 0 1 2\n"
-            "e call 0 1 x\nf call 0 1 -1\n",
-            "utt2spk": "".join(f"{name} {name}\n" for name in "abcdef"),
+            "e call 0 1 x\nf call 0 1 -1\ng call 0.75 1.4\nh call 0.75 1.6\n",
+            "utt2spk": "".join(f"{name} {name}\n" for name in "abcdefgh"),
         },
         seconds={},
     )
@@ -51,9 +51,11 @@ def test_segments_may_name_the_channel(write: Write) -> None:
         "a": {8192.0},
         "b": {16384.0},
         "c": {16384.0},  # names none: --channel
+        "g": {16384.0},  # ends where the recording ends
     }
+    assert len(heard["g"]) == 4000
     assert checked.aside.count(Reason.CHANNEL) == 1
-    assert checked.aside.count(Reason.SEGMENT) == 2
+    assert checked.aside.count(Reason.SEGMENT) == 3
 
 
 def test_commands_alone_tell_their_rate_and_run_once_for_all_segments(write: Write) -> None:

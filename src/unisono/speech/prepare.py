@@ -193,7 +193,11 @@ def scratch_beside(out: Path) -> Iterator[Path]:
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
+        scratch = tempfile.TemporaryDirectory(
+            prefix=f".{out.name}.",
+            dir=out.parent,
+            ignore_cleanup_errors=True,  # network file systems keep files that are still mapped
+        )
     except OSError as error:
         raise UserError(f"cannot write to {out.parent}: {error.strerror}") from None
     with scratch as folder:
