@@ -111,6 +111,12 @@ def test_lexicons_with_probabilities(tmp_path: Path) -> None:
     assert lexicon.spoken == {"the", "a"}
     lexicon.with_unknown().write(tmp_path / "again.txt")
     assert Lexicon.read(tmp_path / "again.txt") == lexicon.with_unknown()
+    rows = file.read_text().replace("1.0 ", "1.0 0.2 1.1 1 ").replace("0.25 ", "0.25 0.3 1.6 0 ")
+    file.write_text(rows.replace("a 1 ", "a 1 0.5 1 1.5 "))
+    assert Lexicon.read(file) == lexicon
+    file.write_text("".join(f"w{n} w{n} A B\n" for n in range(20_000)))  # align_lexicon.txt
+    with pytest.raises(UserError, match="20003 different phones"):
+        Lexicon.read(file)
     file.write_text("one 1 UW\ntwo T UW\n")  # a phone that looks like a number
     assert Lexicon.read(file).entries["one"] == [("1", "UW")]
 
