@@ -161,6 +161,16 @@ def test_a_rare_pronunciation_costs_more_in_the_graph(tmp_path: Path) -> None:
     assert cheapest("Y") - cheapest("X") == pytest.approx(np.log(8), abs=1e-3)
 
 
+@pytest.mark.parametrize(("word", "known"), [("YES", "yes"), ("re\u0301", "r\u00e9")])
+def test_words_written_in_another_form_are_told(write: Write, word: str, known: str) -> None:
+    files = {"wav.scp": "a a.wav\n", "text": f"a {word} oh\n", "utt2spk": "a s\n"}
+    folder = write(files, seconds={"a.wav": 1.0})
+    lexicon = Lexicon(entries={known: [("Y",)], "no": [("N",)]})
+    with pytest.raises(UserError, match="1 of them are in the lexicon in another form") as caught:
+        check_data(folder, Intake(), lexicon)
+    assert ascii(word) in str(caught.value) and ascii(known) in str(caught.value)
+
+
 def test_the_lexicons_own_word_for_what_it_lacks() -> None:
     plain = Lexicon(entries={"a": [("A",)]})
     assert plain.with_unknown().entries[UNKNOWN] == [(NOISE,)]
