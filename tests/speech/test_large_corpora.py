@@ -14,16 +14,12 @@ from unisono.speech.alignment import Trainer
 from unisono.speech.aside import Reason, SetAside
 from unisono.speech.checks import alignable
 from unisono.speech.datadir import Utterance
-from unisono.speech.extraction import Heard
+from unisono.speech.extraction import Heard, network_frames
 from unisono.speech.lexicon import Lexicon
 from unisono.speech.passes import Spoken
 from unisono.speech.paths import count_places, lay_paths
-from unisono.speech.prepare import (
-    monophone_gaussians,
-    network_frames,
-    sample_of,
-    scratch_beside,
-)
+from unisono.speech.prepare import monophone_gaussians, scratch_beside
+from unisono.speech.sampling import sample_of
 from unisono.speech.shelf import Shelf, join
 from unisono.speech.topology import Topology
 from unisono.speech.tying import Tying

@@ -24,18 +24,18 @@ from unisono.speech.checks import Checked, Intake, alignable, check_data
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.extraction import (
     GAUSSIAN_WIDTH,
-    Frames,
     Heard,
     gaussian_frames,
     hear,
     speaker_moments,
 )
 from unisono.speech.features import Features
-from unisono.speech.kit import FOLDER, Kit, Sample
+from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.lexicon import Lexicon, Oov
 from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
+from unisono.speech.sampling import sample_of
 from unisono.speech.shelf import join
 from unisono.speech.spectrum import SHIFT_S, frame_shift
 from unisono.speech.stored import Stored
@@ -43,10 +43,6 @@ from unisono.speech.stored import Stored
 WORDS = "words.ctm"
 """The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
-# Tuning decodes the sample some twenty times; more utterances, or a quarter of an hour and more,
-# would hardly change the choice.
-_SAMPLE = 200
-_SAMPLE_FRAMES = 100_000
 # Numbers below it keep three digits in half precision.
 _MOST_HALF = 1000
 _SPEEDS = (0.9, 1.1)
@@ -326,61 +322,6 @@ def _kit(
         tuning_language=tuning,
         sample=sample_of([(u, h) for u, h, _ in kept if u.speaker in heldout]),
     )
-
-
-def sample_of(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
-    """Some held-out utterances, evenly spread over the speakers."""
-    if not heldout:
-        return None
-    frames = sum(len(h.network) for _, h in heldout)
-    count = min(_SAMPLE, max(1, _SAMPLE_FRAMES * len(heldout) // frames))
-    chosen = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, count)})
-    some = [heldout[n] for n in chosen]
-    network, gaussian = network_moments(heldout), speaker_moments(heldout)
-    return Sample(
-        starts=np.cumsum([0] + [len(h.network) for _, h in some]),
-        network=np.concatenate([_normalised(h.network, network[u.speaker]) for u, h in some]),
-        gaussian=np.concatenate([gaussian_frames(h.cepstra, gaussian[u.speaker]) for u, h in some]),
-        words=[u.words for u, _ in some],
-    )
-
-
-def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
-    """Yields what the network hears, each speaker's frames to mean 0 and standard deviation 1."""
-    moments = network_moments(heard)
-    return (_normalised(h.network, moments[u.speaker]) for u, h in heard)
-
-
-def network_moments(
-    heard: Sequence[tuple[Utterance, Heard]],
-) -> dict[str, tuple[Frames, Frames]]:
-    """Mean and standard deviation of each speaker's features, as a PREP has them.
-
-    One speaker's are in memory at a time.
-    """
-    own: dict[str, list[tuple[Utterance, Heard]]] = {}
-    for utterance, features in heard:
-        own.setdefault(utterance.speaker, []).append((utterance, features))
-    moments = {}
-    for name, mine in own.items():
-        corpus = Corpus(
-            origin="speech",
-            frames=np.concatenate([h.network for _, h in mine]),
-            states=np.zeros(0, dtype=np.int64),
-            starts=np.cumsum([0] + [len(h.network) for _, h in mine]),
-            utterances=[u.id for u, _ in mine],
-            speakers=[name] * len(mine),
-            parts=[Part.TEST] * len(mine),
-            state_count=1,
-        )
-        mean, std = corpus.speaker_moments()
-        moments[name] = mean[0], std[0]
-    return moments
-
-
-def _normalised(frames: Frames, moments: tuple[Frames, Frames]) -> Frames:
-    mean, std = moments
-    return (frames - mean) / std
 
 
 def corpus_of(

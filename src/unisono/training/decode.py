@@ -19,13 +19,13 @@ from unisono.speech.checks import Intake, check_data
 from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.decoding import Decoder, Words
-from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.extraction import Heard, gaussian_frames, hear, network_frames, speaker_moments
 from unisono.speech.features import Features
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
-from unisono.speech.prepare import network_frames, scratch_beside
+from unisono.speech.prepare import scratch_beside
 from unisono.speech.scoring import Score, score
 from unisono.speech.stored import Stored
 from unisono.speech.tuning import Tuned, tune
