@@ -73,17 +73,20 @@ class Across:
         return self._start(home, [*command, "--metrics", str(self.run.metrics)], {})
 
     def start_learners(self) -> None:
+        for number in range(self._count):
+            self.start_learner(number)
+
+    def start_learner(self, number: int) -> None:
         place = self.folder / ENDPOINT
         wait_for(place.is_file)
-        for number in range(self._count):
-            told = {
-                COORDINATOR_AT: place.read_text().split()[0],
-                LEARNER: str(number),
-                LEARNERS: str(self._count),
-                TIMEOUT: str(self._timeout),
-            }
-            command = ["unisono.training.worker", str(self.run.path)]
-            self.learners.append(self._start(self._homes[number + 1], command, told))
+        told = {
+            COORDINATOR_AT: place.read_text().split()[0],
+            LEARNER: str(number),
+            LEARNERS: str(self._count),
+            TIMEOUT: str(self._timeout),
+        }
+        command = ["unisono.training.worker", str(self.run.path)]
+        self.learners.append(self._start(self._homes[number + 1], command, told))
 
     def finish(self, killed: int) -> dict[str, Any]:
         ends = [process.wait(100) for process in [*self.learners, self.coordinator]]

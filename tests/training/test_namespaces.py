@@ -1,94 +1,64 @@
-"""Hosts as network namespaces on a bridge: slow links, and a silent partition that heals."""
+"""Hosts as network namespaces: slow and long links, cut ones, a host that dies, one that joins."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from across import Across, Home, check
+from across import Across, Home, check, wait_for
+
+from unisono.strategies import registry
+from unisono.testing.hosts import Hosts
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
-RATE = ("rate", "100mbit", "burst", "64kb", "latency", "50ms")
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-
-class Hosts:
-    """Some namespaces, each with a cable to one bridge; the bridge is in a namespace of its own."""
-
-    def __init__(self, count: int) -> None:
-        self._stem = f"u{os.getpid() % 100_000:x}"
-        self._switch = f"{self._stem}-sw"
-        self._names = [f"{self._stem}-{n}" for n in range(count)]
-        self.homes = [
-            Home(f"10.77.0.{n + 1}", ("ip", "netns", "exec", name))
-            for n, name in enumerate(self._names)
-        ]
-
-    def build(self) -> None:
-        for name in (self._switch, *self._names):
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
-        ip("-n", self._switch, "link", "set", "bridge", "up")
-        for n, (name, home) in enumerate(zip(self._names, self.homes, strict=True)):
-            ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{n}")
-            ip("-n", name, "link", "set", f"p{n}", "netns", self._switch)
-            ip("-n", self._switch, "link", "set", f"p{n}", "master", "bridge", "up")
-            ip("-n", name, "address", "add", f"{home.address}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-
-    def slow_down(self) -> bool:
-        """Every cable at 100 Mbit/s, both ways; False if this kernel cannot."""
-        try:
-            for n, name in enumerate(self._names):
-                for where, device in ((name, "eth0"), (self._switch, f"p{n}")):
-                    command = ["tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf"]
-                    subprocess.run([*command, *RATE], check=True, capture_output=True, timeout=20)
-        except (OSError, subprocess.CalledProcessError):
-            return False
-        return True
-
-    def pull_cable(self, number: int) -> None:
-        """Nothing gets through any more, and nobody is told."""
-        ip("-n", self._switch, "link", "set", f"p{number}", "down")
-
-    def plug_in(self, number: int) -> None:
-        ip("-n", self._switch, "link", "set", f"p{number}", "up")
-
-    def remove(self) -> None:
-        for name in (*self._names, self._switch):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+TOGETHER = [name for name in registry.names() if name != "solo"]
+HALF_WAY_S = 0.01
+Build = Callable[..., Hosts]
+Stage = Callable[..., Across]
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    """The coordinator's host and three for learners."""
+def build() -> Iterator[Build]:
+    """Makes hosts, as many as there are learners, and one more for the coordinator."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
-    made = Hosts(4)
-    try:
-        made.build()
-    except subprocess.CalledProcessError as error:
-        made.remove()
-        pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
-    yield made
-    made.remove()
+    made: list[Hosts] = []
+
+    def make(learners: int = 3, delay: float = 0.0) -> Hosts:
+        made.append(Hosts(learners + 1, delay))
+        try:
+            made[-1].build()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
+        return made[-1]
+
+    yield make
+    for hosts in made:
+        hosts.remove()
 
 
 @pytest.fixture
-def stage(tmp_path: Path, prep: Path, hosts: Hosts) -> Iterator[Callable[..., Across]]:
+def hosts(build: Build) -> Hosts:
+    """The coordinator's host and three for learners."""
+    return build()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, prep: Path) -> Iterator[Stage]:
+    """Runs that begin with three learners, the coordinator on the first host."""
     runs: list[Across] = []
 
-    def make(strategy: str, epochs: int, **how: object) -> Across:
-        runs.append(Across(tmp_path, prep, strategy, 3, epochs, homes=hosts.homes, **how))  # type: ignore[arg-type]
+    def make(hosts: Hosts, strategy: str, epochs: int, **how: object) -> Across:
+        homes = [Home(hosts.address(n), hosts.inside(n)) for n in range(hosts.count)]
+        runs.append(Across(tmp_path, prep, strategy, 3, epochs, homes=homes, **how))  # type: ignore[arg-type]
         return runs[-1]
 
     yield make
@@ -96,13 +66,13 @@ def stage(tmp_path: Path, prep: Path, hosts: Hosts) -> Iterator[Callable[..., Ac
         across.end()
 
 
-@pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server", "allreduce"])
+@pytest.mark.parametrize("strategy", TOGETHER)
 def test_a_run_across_hosts_with_slow_links(
-    stage: Callable[..., Across], hosts: Hosts, strategy: str, capfd: pytest.CaptureFixture[str]
+    stage: Stage, hosts: Hosts, strategy: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if not hosts.slow_down():
         pytest.skip("this kernel has no tbf to slow links down")
-    across = stage(strategy, 2)
+    across = stage(hosts, strategy, 2)
     across.start_learners()
     check(across, 0)
     said = capfd.readouterr().err
@@ -110,11 +80,75 @@ def test_a_run_across_hosts_with_slow_links(
         assert f"learner {number} listens on 10.77.0.{number + 2} (eth0)" in said
 
 
-@pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server"])
-def test_a_short_partition_only_delays(
-    stage: Callable[..., Across], hosts: Hosts, strategy: str
+def round_trip_s(hosts: Hosts, a: int, b: int) -> float:
+    """The quickest of some refusals where nobody listens: a packet there, and one back."""
+    script = (
+        "import socket, sys, time\n"
+        "def call():\n"
+        "    began = time.monotonic()\n"
+        "    assert socket.socket().connect_ex((sys.argv[1], 9)) == 111\n"
+        "    return time.monotonic() - began\n"
+        "print(min(call() for _ in range(5)))"
+    )
+    command = [*hosts.inside(a), sys.executable, "-c", script, hosts.address(b)]
+    return float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_a_run_across_hosts_far_from_each_other(stage: Stage, build: Build, strategy: str) -> None:
+    hosts = build(delay=HALF_WAY_S)
+    assert round_trip_s(hosts, 1, 2) >= 2 * HALF_WAY_S
+    across = stage(hosts, strategy, 1)
+    across.start_learners()
+    check(across, 0)
+    assert round_trip_s(hosts, 2, 1) >= 2 * HALF_WAY_S
+
+
+@pytest.mark.parametrize("delay", [0.0, HALF_WAY_S])
+@pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server", "allreduce"])
+def test_the_rest_goes_on_when_a_host_is_gone(
+    stage: Stage, build: Build, strategy: str, delay: float
 ) -> None:
-    across = stage(strategy, 30, timeout=20.0)
+    hosts = build(delay=delay)
+    across = stage(hosts, strategy, 6, timeout=6.0)
+    across.start_learners()
+    across.wait_until_it_says('"round"')
+    hosts.kill(3)
+    check(across, 1)
+    lost = [e for e in across.run.read_metrics() if e["event"] == "lost"]
+    assert [(e["learner"], e["reason"]) for e in lost] == [(2, "silent for 6 s")]
+
+
+def listens(pid: int, address: str) -> bool:
+    """Whether anybody listens at an address of the host that a process lives on."""
+    digits = socket.inet_aton(address)[::-1].hex().upper()
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()]
+    return any(row[1].startswith(digits) and row[3] == "0A" for row in rows)
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server", "allreduce"])
+def test_a_host_that_joins_takes_part(stage: Stage, build: Build, strategy: str) -> None:
+    hosts = build(learners=4)
+    across = stage(hosts, strategy, 12, timeout=60.0)
+    across.start_learners()
+    across.wait_until_it_says('"round"')
+    # The others would be done before a process has started, so they stand still meanwhile.
+    for process in across.learners:
+        process.send_signal(signal.SIGSTOP)
+    across.start_learner(3)
+    wait_for(lambda: listens(across.learners[3].pid, hosts.address(4)))
+    for process in across.learners[:3]:
+        process.send_signal(signal.SIGCONT)
+    check(across, 0)
+    events = across.run.read_metrics()
+    assert [e["learner"] for e in events if e["event"] == "joined"][3:] == [3]
+    [left] = [e for e in events if e["event"] == "left" and e["learner"] == 3]
+    assert left["examples"] > 0 and left["rounds"] > 0
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server"])
+def test_a_short_partition_only_delays(stage: Stage, hosts: Hosts, strategy: str) -> None:
+    across = stage(hosts, strategy, 30, timeout=20.0)
     across.start_learners()
     across.wait_until_it_says('"round"')
     hosts.pull_cable(3)
@@ -125,10 +159,10 @@ def test_a_short_partition_only_delays(
 
 @pytest.mark.parametrize("strategy", ["averaging", "gossip-random", "server"])
 def test_who_is_cut_off_for_long_is_held_for_dead_and_comes_back(
-    stage: Callable[..., Across], hosts: Hosts, strategy: str
+    stage: Stage, hosts: Hosts, strategy: str
 ) -> None:
     # Those who wait for nobody would otherwise be done before it is back.
-    across = stage(strategy, 60 if strategy == "averaging" else 300, timeout=6.0)
+    across = stage(hosts, strategy, 60 if strategy == "averaging" else 300, timeout=6.0)
     across.start_learners()
     across.wait_until_it_says('"round"')
     hosts.pull_cable(3)

@@ -102,7 +102,8 @@ def _take(
     total = torch.linalg.vector_norm(factors * lengths)
     factors = factors * ((max_change or torch.inf) / total).clamp(max=1.0)
     not_finite = finite.logical_not().float()
-    shortened = (factors * rates).float().unbind()
+    rates = factors * rates
+    shortened = (rates.float() if rates.is_cuda else rates).unbind()  # as the kernels want it
     for (parameters, directions), rate in zip(layers, shortened, strict=True):
         torch._fused_sgd_(
             parameters,

@@ -12,7 +12,7 @@ Affine = nn.Linear | nn.Conv1d
 
 def why_not(module: nn.Module) -> str:
     """Returns why a module's parameters cannot be preconditioned; nothing where they can be."""
-    if isinstance(module, nn.RNNBase):
+    if isinstance(module, nn.RNNBase):  # an `nn.LSTM` itself is tapped otherwise
         return "its kernel does not show the derivatives of its gates"
     if not isinstance(module, Affine):
         return "not a linear layer or a 1-d convolution"

@@ -1,0 +1,116 @@
+"""What ``benchmarks/hosts.py`` times and trains, and what its processes say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HOSTS = 4
+MINIBATCH = 256
+TIMEOUT_S = 60.0
+PACES = (512, 2048, 8192, 32768)
+MEGABITS = {"fast": 100, "slow": 50, "far": 100}
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+_NAMES = {
+    "averaging": ["strategy=averaging"],
+    "averaging-drawn": ["strategy=averaging", "agreement.division=drawn"],
+    "gossip-random": ["strategy=gossip-random"],
+    "allreduce": ["strategy=allreduce"],
+    "delay-by-one": ["strategy=delay-by-one"],
+    "server": ["strategy=server"],
+}
+PACED = ("averaging", "averaging-drawn", "gossip-random")
+_DEALT = ("averaging", "allreduce", "delay-by-one")
+_WAIT = ("averaging", "allreduce")
+STEPS = {"allreduce": 1, "delay-by-one": 1, "server": 4}
+"""Minibatches a round of those whose pace is their own."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A strategy at a pace: ``every`` so many examples of a learner a round."""
+
+    name: str
+    every: int
+    precision: str = FLOAT32
+
+    @property
+    def key(self) -> str:
+        """What it is called where results are kept."""
+        return f"{self.name}|{self.every}|{self.precision}"
+
+    @property
+    def sets(self) -> list[str]:
+        """Its settings."""
+        sets = [f"learners={HOSTS}", *_NAMES[self.name]]
+        sets += [f"agreement.every={self.every}"] if self.name in PACED else []
+        return sets + ([f"agreement.precision={BFLOAT16}"] if self.precision == BFLOAT16 else [])
+
+    @property
+    def dealt(self) -> bool:
+        """Whether it comes to the same model however fast anything is."""
+        return self.name in _DEALT
+
+    def limit(self, parameters: int, examples_per_s: float, megabits: float) -> float:
+        """The ratio that the cables alone allow; see ``benchmarks/hosts.py``."""
+        models = 2.0 if self.name == "gossip-random" else 2 * (HOSTS - 1) / HOSTS
+        size = parameters * (2 if self.precision == BFLOAT16 else 4)
+        wire = models * size / (megabits / 8 * 1e6)
+        compute = self.every / examples_per_s
+        return compute / (compute + wire) if self.name in _WAIT else min(1.0, compute / wire)
+
+
+def at_pace(every: int, precisions: Sequence[str] = (FLOAT32, BFLOAT16)) -> list[Way]:
+    """Those whose pace can be chosen."""
+    return [Way(name, every, precision) for name in PACED for precision in precisions]
+
+
+def each_step() -> list[Way]:
+    """Those whose pace is their own."""
+    ways = [Way(name, MINIBATCH * steps) for name, steps in STEPS.items()]
+    return ways + [Way(w.name, w.every, BFLOAT16) for w in ways if w.name in _DEALT]
+
+
+GROUPS = {
+    "fast": [*(at_pace(every) for every in PACES), each_step()],
+    "slow": [at_pace(every) for every in PACES[2:]],
+    "far": [*(at_pace(every, (FLOAT32,)) for every in PACES[2:]), each_step()[:3]],
+}
+"""Ways that are timed right after the same loops that share nothing."""
+TRAINED = [way for group in GROUPS["fast"] for way in group]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One turn of a way; of one learner, but for the steps of all."""
+
+    way: str
+    turn: int
+    ratio: float
+    steps: float
+    rounds: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a host is to do next."""
+
+    coordinator: str = ""
+    """Where it is reached; empty: nothing is shared."""
+    token: str = ""
+    sets: tuple[str, ...] = ()
+    seconds: float = 0.0
+    """To time the settings for."""
+    run: str = ""
+    """To train, instead."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What one host did in its window."""
+
+    steps: float
+    """A second, as the others."""
+    rounds: float
+    bytes: float
