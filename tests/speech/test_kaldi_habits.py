@@ -12,14 +12,16 @@ import pytest
 import soundfile
 from tones import write_tones
 
+from unisono.data import Corpus, Part, write_prep
 from unisono.events import UserError
 from unisono.speech.alignment import Aligned
-from unisono.speech.archives import write_archive
+from unisono.speech.archives import Pointer, read_matrix, write_archive
 from unisono.speech.aside import Reason
 from unisono.speech.audio import BadAudioError
 from unisono.speech.boundaries import timed_words
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.deltas import add_deltas
+from unisono.speech.export import export
 from unisono.speech.features import cepstra_of, fbank, mfcc
 from unisono.speech.graph import Ingredients, build_graph
 from unisono.speech.lexicon import NOISE, SILENCE, UNKNOWN, Lexicon
@@ -245,3 +247,22 @@ def test_features_of_others_are_taken_for_what_they_are(tmp_path: Path) -> None:
                 lifter = 1 + 11 * np.sin(np.pi * np.arange(13) / 22)
                 wanted = mfcc(*heard[key], bands=40, energy=False) / lifter
                 np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
+def test_archives_are_sorted_as_kaldi_wants_them(tmp_path: Path) -> None:
+    corpus = Corpus(
+        origin="noise",
+        frames=np.arange(6, dtype=np.float32).reshape(3, 2),
+        states=np.array([0, 1, 2]),
+        starts=np.array([0, 1, 3]),
+        utterances=["x", "sp0.9-x"],  # copies at other speeds come last in a PREP
+        speakers=["s", "sp0.9-s"],
+        parts=[Part.TRAIN, Part.TRAIN],
+        state_count=3,
+    )
+    export(write_prep(tmp_path / "prep", corpus, {}), tmp_path / "out")
+    for name in ("feats.scp", "ali.scp", "utt2spk"):
+        lines = (tmp_path / "out" / name).read_text().splitlines()
+        assert [line.split()[0] for line in lines] == ["sp0.9-x", "x"]
+    (first, _) = (tmp_path / "out" / "feats.scp").read_text().splitlines()
+    np.testing.assert_array_equal(read_matrix(Pointer.of(first.split()[1])), [[2, 3], [4, 5]])
