@@ -68,13 +68,15 @@ class Ear:
         Raises:
             UserError: It is neither, or was not made from speech.
         """
+        network: Network | None = None
+        if (place / "config.toml").is_file():
+            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
         self.kit = Kit.read(place)
         self.cache: Path | None = None
         self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
         self._identity = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes()).hexdigest()
         self._crew: Crew[Network] | None = None
-        if (place / "config.toml").is_file():
-            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
+        if network is not None:
             self._priors = _read_priors(place / FOLDER / PRIORS)
             self._identity += network.fingerprint() + self._priors.tobytes().hex()
             self.cache = place / FOLDER / "graphs"
