@@ -112,7 +112,7 @@ class Ear:
         return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
 
     def _listen(self, crew: Crew[Network], frames: Iterable[Frames]) -> Iterator[Frames]:
-        for posteriors in crew.map(Network.log_posteriors, frames, chunk=4):
+        for posteriors in crew.map(Network.log_posteriors, frames):
             yield posteriors - self._priors
 
 
