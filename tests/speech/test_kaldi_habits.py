@@ -12,13 +12,16 @@ import pytest
 import soundfile
 from tones import write_tones
 
+from unisono.data import Corpus, Part, write_prep
 from unisono.events import UserError
 from unisono.speech.alignment import Aligned
-from unisono.speech.archives import write_archive
+from unisono.speech.archives import Pointer, read_matrix, write_archive
 from unisono.speech.aside import Reason
+from unisono.speech.audio import BadAudioError
 from unisono.speech.boundaries import timed_words
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.deltas import add_deltas
+from unisono.speech.export import export
 from unisono.speech.features import cepstra_of, fbank, mfcc
 from unisono.speech.graph import Ingredients, build_graph
 from unisono.speech.lexicon import NOISE, SILENCE, UNKNOWN, Lexicon
@@ -37,8 +40,8 @@ def test_segments_may_name_the_channel(write: Write) -> None:
         {
             "wav.scp": "call call.wav\n",
             "segments": "a call 0.0 0.5 0\nb call 0.0 0.5 1\nc call 0.5 -1\nd call 0 1 2\n"
-            "e call 0 1 x\nf call 0 1 -1\n",
-            "utt2spk": "".join(f"{name} {name}\n" for name in "abcdef"),
+            "e call 0 1 x\nf call 0 1 -1\ng call 0.75 1.4\nh call 0.75 1.6\n",
+            "utt2spk": "".join(f"{name} {name}\n" for name in "abcdefgh"),
         },
         seconds={},
     )
@@ -50,9 +53,11 @@ def test_segments_may_name_the_channel(write: Write) -> None:
         "a": {8192.0},
         "b": {16384.0},
         "c": {16384.0},  # names none: --channel
+        "g": {16384.0},  # ends where the recording ends
     }
+    assert len(heard["g"]) == 4000
     assert checked.aside.count(Reason.CHANNEL) == 1
-    assert checked.aside.count(Reason.SEGMENT) == 2
+    assert checked.aside.count(Reason.SEGMENT) == 3
 
 
 def test_commands_alone_tell_their_rate_and_run_once_for_all_segments(write: Write) -> None:
@@ -77,12 +82,25 @@ def test_commands_alone_tell_their_rate_and_run_once_for_all_segments(write: Wri
     assert [u.transcribed for u in checked.utterances] == [True, True, False]
 
 
+def test_a_command_that_fails_tells_why(write: Write) -> None:
+    scp = "a no-such-tool -p a.wv1 |\nb cat |\n"
+    folder = write({"wav.scp": scp, "utt2spk": "a s\nb s\n"}, seconds={})
+    checked = check_data(folder, Intake(allow_pipes=True, rate=16000), None)
+    with pytest.raises(BadAudioError, match="not found"):
+        checked.reader.read(checked.utterances[0])
+    with pytest.raises(BadAudioError):  # at once: nobody is asked to type the audio in
+        checked.reader.read(checked.utterances[1])
+
+
 def test_what_is_missing_is_said_with_what_to_do(write: Write) -> None:
     folder = write({"wav.scp": "a a.wav\n", "text": "a x\n"}, seconds={"a.wav": 0.0})
     with pytest.raises(UserError, match="utt2spk: write a line an utterance"):
         check_data(folder, Intake(), None)
     (folder / "utt2spk").write_text("a s\n")
-    with pytest.raises(UserError, match="audio that cannot be read"):  # no word of segments
+    with pytest.raises(UserError, match=r"audio that cannot be read: a \(a: it holds no samples"):
+        check_data(folder, Intake(), None)
+    (folder / "wav.scp").write_text("a corpus/a.wav\n")  # from where it would be elsewhere
+    with pytest.raises(UserError, match=f"there is no file {folder}/corpus/a.wav"):
         check_data(folder, Intake(), None)
 
 
@@ -95,6 +113,12 @@ def test_lexicons_with_probabilities(tmp_path: Path) -> None:
     assert lexicon.spoken == {"the", "a"}
     lexicon.with_unknown().write(tmp_path / "again.txt")
     assert Lexicon.read(tmp_path / "again.txt") == lexicon.with_unknown()
+    rows = file.read_text().replace("1.0 ", "1.0 0.2 1.1 1 ").replace("0.25 ", "0.25 0.3 1.6 0 ")
+    file.write_text(rows.replace("a 1 ", "a 1 0.5 1 1.5 "))
+    assert Lexicon.read(file) == lexicon
+    file.write_text("".join(f"w{n} w{n} A B\n" for n in range(20_000)))  # align_lexicon.txt
+    with pytest.raises(UserError, match="20003 different phones"):
+        Lexicon.read(file)
     file.write_text("one 1 UW\ntwo T UW\n")  # a phone that looks like a number
     assert Lexicon.read(file).entries["one"] == [("1", "UW")]
 
@@ -137,6 +161,16 @@ def test_a_rare_pronunciation_costs_more_in_the_graph(tmp_path: Path) -> None:
         )
 
     assert cheapest("Y") - cheapest("X") == pytest.approx(np.log(8), abs=1e-3)
+
+
+@pytest.mark.parametrize(("word", "known"), [("YES", "yes"), ("re\u0301", "r\u00e9")])
+def test_words_written_in_another_form_are_told(write: Write, word: str, known: str) -> None:
+    files = {"wav.scp": "a a.wav\n", "text": f"a {word} oh\n", "utt2spk": "a s\n"}
+    folder = write(files, seconds={"a.wav": 1.0})
+    lexicon = Lexicon(entries={known: [("Y",)], "no": [("N",)]})
+    with pytest.raises(UserError, match="1 of them are in the lexicon in another form") as caught:
+        check_data(folder, Intake(), lexicon)
+    assert ascii(word) in str(caught.value) and ascii(known) in str(caught.value)
 
 
 def test_the_lexicons_own_word_for_what_it_lacks() -> None:
@@ -213,3 +247,22 @@ def test_features_of_others_are_taken_for_what_they_are(tmp_path: Path) -> None:
                 lifter = 1 + 11 * np.sin(np.pi * np.arange(13) / 22)
                 wanted = mfcc(*heard[key], bands=40, energy=False) / lifter
                 np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
+def test_archives_are_sorted_as_kaldi_wants_them(tmp_path: Path) -> None:
+    corpus = Corpus(
+        origin="noise",
+        frames=np.arange(6, dtype=np.float32).reshape(3, 2),
+        states=np.array([0, 1, 2]),
+        starts=np.array([0, 1, 3]),
+        utterances=["x", "sp0.9-x"],  # copies at other speeds come last in a PREP
+        speakers=["s", "sp0.9-s"],
+        parts=[Part.TRAIN, Part.TRAIN],
+        state_count=3,
+    )
+    export(write_prep(tmp_path / "prep", corpus, {}), tmp_path / "out")
+    for name in ("feats.scp", "ali.scp", "utt2spk"):
+        lines = (tmp_path / "out" / name).read_text().splitlines()
+        assert [line.split()[0] for line in lines] == ["sp0.9-x", "x"]
+    (first, _) = (tmp_path / "out" / "feats.scp").read_text().splitlines()
+    np.testing.assert_array_equal(read_matrix(Pointer.of(first.split()[1])), [[2, 3], [4, 5]])

@@ -14,10 +14,12 @@ from unisono.speech.alignment import Trainer
 from unisono.speech.aside import Reason, SetAside
 from unisono.speech.checks import alignable
 from unisono.speech.datadir import Utterance
+from unisono.speech.extraction import Heard, network_frames
 from unisono.speech.lexicon import Lexicon
 from unisono.speech.passes import Spoken
 from unisono.speech.paths import count_places, lay_paths
-from unisono.speech.prepare import scratch_beside
+from unisono.speech.prepare import monophone_gaussians, scratch_beside
+from unisono.speech.sampling import sample_of
 from unisono.speech.shelf import Shelf, join
 from unisono.speech.topology import Topology
 from unisono.speech.tying import Tying
@@ -108,3 +110,40 @@ def test_graphs_that_are_not_kept_are_laid_again(
     kept = means()
     monkeypatch.setattr(passes, "_MOST_PLACES", 0)
     np.testing.assert_array_equal(means(), kept)
+
+
+def test_long_utterances_make_a_small_sample() -> None:
+    def heldout(count: int, frames: int) -> list[tuple[Utterance, Heard]]:
+        random = np.random.default_rng(3)
+        return [
+            (
+                Utterance(
+                    id=f"u{n}", speaker=f"s{n % 3}", words=("no",), recording="r", audio="r.wav"
+                ),
+                Heard(
+                    network=random.normal(size=(frames, 2)).astype(np.float32),
+                    cepstra=random.normal(size=(frames, 2)).astype(np.float32),
+                ),
+            )
+            for n in range(count)
+        ]
+
+    sizes = {}
+    for count, frames in ((300, 5), (30, 20_000), (7, 50)):
+        heard = heldout(count, frames)
+        sample = sample_of(heard)
+        assert sample is not None
+        sizes[count] = len(sample.words)
+        whole = list(network_frames(heard))
+        np.testing.assert_allclose(sample.network[:frames], whole[0], atol=1e-5)
+        np.testing.assert_allclose(sample.network[-frames:], whole[-1], atol=1e-5)
+        for speaker in range(3):
+            own = np.concatenate(whole[speaker::3])
+            np.testing.assert_allclose([own.mean(), own.std()], [0, 1], atol=1e-3)
+    assert sizes == {300: 200, 30: 5, 7: 7}
+
+
+def test_many_phones_have_more_than_a_gaussian_a_state() -> None:
+    assert monophone_gaussians(LEXICON) == 1000
+    tones = Lexicon(entries={f"w{n}": [(f"A{n}", f"B{n}")] for n in range(200)})
+    assert monophone_gaussians(tones) > 3 * Topology.start(tones.phones).states

@@ -27,8 +27,9 @@ HIGHEST_RATE = 384_000
 _SCALE = 32768.0
 _BLOCK = 1 << 20
 _COMMAND_TIMEOUT_S = 300
-# A segment may end this much after its recording: times in segments are rounded.
-_SLACK_S = 0.1
+# A segment may end this much after its recording, as for Kaldi: times in segments are rounded, or
+# measured on other copies of the audio.
+_SLACK_S = 0.5
 
 
 class BadAudioError(Exception):
@@ -183,10 +184,19 @@ def run_command(command: str) -> bytes:
     """
     try:
         done = subprocess.run(
-            command, shell=True, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=True
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_COMMAND_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise BadAudioError(Reason.UNREADABLE, " ".join(str(error).split())) from None
+        raise _unreadable(error) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").split("\n")
+        why = next((line for line in reversed(said) if line.strip()), "it says nothing")
+        failed = RuntimeError(f"command {command!r} ended with {done.returncode}: {why}")
+        raise _unreadable(failed)
     return done.stdout
 
 

@@ -147,6 +147,7 @@ def _check_words(
             words = (word if word in lexicon.entries else unknown for word in utterance.words)
             utterance = replace(utterance, words=tuple(words))
         known.append(utterance)
+    aside.add_alike(lexicon.entries)
     return known
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data import Corpus, Part
 from unisono.speech.aside import Reason, SetAside
 from unisono.speech.audio import BadAudioError, Reader
 from unisono.speech.crew import Crew
@@ -130,3 +131,42 @@ def gaussian_frames(cepstra: Frames, moments: Moments) -> Frames:
     """What the Gaussians hear: cepstra normalised by speaker, with two differences."""
     mean, std = moments
     return add_deltas((cepstra - mean) / std).astype(np.float32)
+
+
+def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
+    """Yields what the network hears, each speaker's frames to mean 0 and standard deviation 1."""
+    moments = network_moments(heard)
+    return (normalised(h.network, moments[u.speaker]) for u, h in heard)
+
+
+def network_moments(
+    heard: Sequence[tuple[Utterance, Heard]],
+) -> dict[str, tuple[Frames, Frames]]:
+    """Mean and standard deviation of each speaker's features, as a PREP has them.
+
+    One speaker's are in memory at a time.
+    """
+    own: dict[str, list[tuple[Utterance, Heard]]] = {}
+    for utterance, features in heard:
+        own.setdefault(utterance.speaker, []).append((utterance, features))
+    moments = {}
+    for name, mine in own.items():
+        corpus = Corpus(
+            origin="speech",
+            frames=np.concatenate([h.network for _, h in mine]),
+            states=np.zeros(0, dtype=np.int64),
+            starts=np.cumsum([0] + [len(h.network) for _, h in mine]),
+            utterances=[u.id for u, _ in mine],
+            speakers=[name] * len(mine),
+            parts=[Part.TEST] * len(mine),
+            state_count=1,
+        )
+        mean, std = corpus.speaker_moments()
+        moments[name] = mean[0], std[0]
+    return moments
+
+
+def normalised(frames: Frames, moments: tuple[Frames, Frames]) -> Frames:
+    """Frames less a mean, by a standard deviation."""
+    mean, std = moments
+    return (frames - mean) / std

@@ -115,6 +115,8 @@ class Kit:
             UserError: There is none, or it is broken.
         """
         folder = place / FOLDER
+        if not place.is_dir():
+            raise UserError(f"there is no run and no PREP at {place}")
         if not (folder / "speech.json").is_file():
             raise UserError(
                 f"{place} cannot decode: it has no {FOLDER}/speech.json; "

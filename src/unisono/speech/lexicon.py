@@ -15,6 +15,7 @@ NOISE = "SPN"
 """The phone of what has no pronunciation: unknown words and noise."""
 UNKNOWN = "<unk>"
 """The word that stands for words without pronunciation."""
+_MOST_PHONES = 10_000
 _QUIET = frozenset({SILENCE, NOISE})
 _RESERVED = {"<eps>", "<s>", "</s>", "#0"}
 
@@ -46,7 +47,8 @@ class Lexicon:
         """Reads lines of a word and its phones; a word may have several lines.
 
         Where every word is followed by a number above 0 and up to 1, as in Kaldi's lexiconp.txt,
-        that is how likely this pronunciation of it is. Silence and noise may be in small letters.
+        that is how likely this pronunciation of it is; three more numbers, as in Kaldi's
+        lexiconp_silprob.txt, are skipped. Silence and noise may be in small letters.
 
         Raises:
             UserError: The file cannot be read, or a line is not a word and its phones.
@@ -54,9 +56,10 @@ class Lexicon:
         entries: dict[str, list[Pronunciation]] = {}
         shares: dict[tuple[str, Pronunciation], float] = {}
         rows = [line.split() for line in read_lines(path)]
-        weighted = all(len(row) > 2 and _is_share(row[1]) for row in rows)
+        weighted = all(len(row) > 2 and 0 < _number(row[1]) <= 1 for row in rows)
+        more = weighted and all(len(row) > 5 and min(map(_number, row[2:5])) >= 0 for row in rows)
         for row in rows:
-            word, phones = row[0], row[2 if weighted else 1 :]
+            word, phones = row[0], row[1 + weighted + 3 * more :]
             if not phones:
                 raise UserError(f"{path}: the word {word!r} has no phones; add them or take it out")
             named = [name for name in (word, *phones) if name in _RESERVED or name[0] == "#"]
@@ -71,7 +74,13 @@ class Lexicon:
                 shares[word, said] = max(shares.get((word, said), 0.0), float(row[1]))
         if not entries:
             raise UserError(f"{path} holds no word: give lines of a word and its phones")
-        return cls(entries=entries, shares={key: p for key, p in shares.items() if p < 1})
+        read = cls(entries=entries, shares={key: p for key, p in shares.items() if p < 1})
+        if len(read.phones) > _MOST_PHONES:
+            raise UserError(
+                f"{path} has {len(read.phones)} different phones, such as {read.phones[-1]!r}: "
+                "it must have lines of a word and its phones"
+            )
+        return read
 
     @property
     def unknown(self) -> str:
@@ -116,8 +125,9 @@ class Lexicon:
         return sum(min(map(len, self.entries[word])) for word in words)
 
 
-def _is_share(text: str) -> bool:
+def _number(text: str) -> float:
+    """What a text says, or less than nothing if that is no number."""
     try:
-        return 0 < float(text) <= 1
+        return float(text)
     except ValueError:
-        return False
+        return -1.0

@@ -30,11 +30,12 @@ from unisono.speech.extraction import (
     speaker_moments,
 )
 from unisono.speech.features import Features
-from unisono.speech.kit import FOLDER, Kit, Sample
+from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.lexicon import Lexicon, Oov
 from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
+from unisono.speech.sampling import sample_of
 from unisono.speech.shelf import join
 from unisono.speech.spectrum import SHIFT_S, frame_shift
 from unisono.speech.stored import Stored
@@ -42,13 +43,12 @@ from unisono.speech.stored import Stored
 WORDS = "words.ctm"
 """The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
-# Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
-_SAMPLE = 200
 # Numbers below it keep three digits in half precision.
 _MOST_HALF = 1000
 _SPEEDS = (0.9, 1.1)
 _VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
+_GAUSSIANS_A_PHONE = 12
 _TRIPHONE_GAUSSIANS = 9000
 
 
@@ -68,7 +68,8 @@ class Preparation:
         intake: Which audio and which words are accepted.
         tying: How states are tied.
         states: Tied states, at most.
-        gaussians: Gaussians of the model, at most; 0: 1000 for monophones, 9000 for tied states.
+        gaussians: Gaussians of the model, at most; 0: 1000 for monophones (12 a phone, if that is
+            more), 9000 for tied states.
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
@@ -188,7 +189,11 @@ def scratch_beside(out: Path) -> Iterator[Path]:
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
+        scratch = tempfile.TemporaryDirectory(
+            prefix=f".{out.name}.",
+            dir=out.parent,
+            ignore_cleanup_errors=True,  # network file systems keep files that are still mapped
+        )
     except OSError as error:
         raise UserError(f"cannot write to {out.parent}: {error.strerror}") from None
     with scratch as folder:
@@ -268,16 +273,26 @@ def _align(
     train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout and u.speed == 1]
     with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
         if how.tying is Tie.NONE:
-            model = trainer.monophones(train, how.gaussians or _MONOPHONE_GAUSSIANS)
+            model = trainer.monophones(train, how.gaussians or monophone_gaussians(lexicon))
         else:
             model = trainer.triphones(
-                trainer.monophones(train, _MONOPHONE_GAUSSIANS),
+                trainer.monophones(train, monophone_gaussians(lexicon)),
                 train,
                 most=how.states,
                 gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
             )
         aligned = trainer.align(model, range(len(heard)))
+    spoken.file.unlink()
     return model, [aligned[n] for n in range(len(heard))]
+
+
+def monophone_gaussians(lexicon: Lexicon) -> int:
+    """Gaussians of monophones, at most.
+
+    Where tones, stress or places in a word tell many phones apart, 1000 would be too few for
+    some of each state.
+    """
+    return max(_MONOPHONE_GAUSSIANS, _GAUSSIANS_A_PHONE * len(lexicon.phones))
 
 
 def _kit(
@@ -305,53 +320,8 @@ def _kit(
         acoustic=model,
         language=whole,
         tuning_language=tuning,
-        sample=_sample([(u, h) for u, h, _ in kept if u.speaker in heldout]),
+        sample=sample_of([(u, h) for u, h, _ in kept if u.speaker in heldout]),
     )
-
-
-def _sample(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
-    """Some held-out utterances, evenly spread over the speakers."""
-    if not heldout:
-        return None
-    moments = speaker_moments(heldout)
-    some = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, _SAMPLE)})
-    wanted = {heldout[n][0].speaker for n in some}
-    own: dict[str, list[int]] = {}
-    for n, (utterance, _) in enumerate(heldout):
-        if utterance.speaker in wanted:
-            own.setdefault(utterance.speaker, []).append(n)
-    # One speaker at a time: all held-out frames may be more than memory holds.
-    network = {
-        n: frames
-        for mine in own.values()
-        for n, frames in zip(mine, network_frames([heldout[n] for n in mine]), strict=True)
-        if n in some
-    }
-    return Sample(
-        starts=np.cumsum([0] + [len(heldout[n][1].network) for n in some]),
-        network=np.concatenate([network[n] for n in some]),
-        gaussian=np.concatenate(
-            [gaussian_frames(heldout[n][1].cepstra, moments[heldout[n][0].speaker]) for n in some]
-        ),
-        words=[heldout[n][0].words for n in some],
-    )
-
-
-def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]:
-    """What the network hears, each speaker's frames to mean 0 and standard deviation 1."""
-    corpus = Corpus(
-        origin="speech",
-        frames=np.concatenate([h.network for _, h in heard]),
-        states=np.zeros(0, dtype=np.int64),
-        starts=np.cumsum([0] + [len(h.network) for _, h in heard]),
-        utterances=[u.id for u, _ in heard],
-        speakers=[u.speaker for u, _ in heard],
-        parts=[Part.TEST] * len(heard),
-        state_count=1,
-    )
-    mean, std = corpus.speaker_moments()
-    rows = {name: row for row, name in enumerate(corpus.speaker_names())}
-    return [(h.network - mean[rows[u.speaker]]) / std[rows[u.speaker]] for u, h in heard]
 
 
 def corpus_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from unisono.speech.checks import Intake, check_data
 from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.decoding import Decoder, Words
-from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.extraction import Heard, gaussian_frames, hear, network_frames, speaker_moments
 from unisono.speech.features import Features
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
-from unisono.speech.prepare import network_frames, scratch_beside
+from unisono.speech.prepare import scratch_beside
 from unisono.speech.scoring import Score, score
 from unisono.speech.stored import Stored
 from unisono.speech.tuning import Tuned, tune
@@ -68,13 +68,15 @@ class Ear:
         Raises:
             UserError: It is neither, or was not made from speech.
         """
+        network: Network | None = None
+        if (place / "config.toml").is_file():
+            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
         self.kit = Kit.read(place)
         self.cache: Path | None = None
         self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
         self._identity = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes()).hexdigest()
         self._crew: Crew[Network] | None = None
-        if (place / "config.toml").is_file():
-            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
+        if network is not None:
             self._priors = _read_priors(place / FOLDER / PRIORS)
             self._identity += network.fingerprint() + self._priors.tobytes().hex()
             self.cache = place / FOLDER / "graphs"
@@ -109,8 +111,8 @@ class Ear:
             return list(self._listen(self._crew, np.split(sample.network, cuts)))
         return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
 
-    def _listen(self, crew: Crew[Network], frames: Sequence[Frames]) -> Iterator[Frames]:
-        for posteriors in crew.map(Network.log_posteriors, frames, chunk=4):
+    def _listen(self, crew: Crew[Network], frames: Iterable[Frames]) -> Iterator[Frames]:
+        for posteriors in crew.map(Network.log_posteriors, frames):
             yield posteriors - self._priors
 
 
