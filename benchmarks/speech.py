@@ -49,10 +49,14 @@ GIVEN = -1
 
 @dataclass(frozen=True)
 class System:
-    """How a corpus is prepared, and the keys of the network; None: the Gaussians are decoded."""
+    """How a corpus is prepared, and the keys of the network; None: the Gaussians are decoded.
+
+    `config` is a file of keys, which `sets` go over.
+    """
 
     preparation: Preparation
     sets: tuple[str, ...] | None = None
+    config: Path | None = None
 
 
 _MONO = Preparation(tying=Tie.NONE)
@@ -60,15 +64,7 @@ _TIED = Preparation()
 _SPEEDS = Preparation(perturb=True)
 
 _WIDE = ("network.context=8", "network.dropout=0.2", "rate.end=0.02")
-_TDNN = (
-    "model=tdnn",
-    "network.hidden=[256,256,256,256,256]",
-    "network.steps=[1,2,3,3,3]",
-    "network.batch_norm=true",
-    "network.dropout=0.1",
-    "epochs=6",
-    "rate.end=0.02",
-)
+_TDNN = Path(__file__).parents[1] / "examples" / "small_corpus.toml"
 _LSTM = (
     "model=lstm",
     "optimizer=adamw",
@@ -88,7 +84,7 @@ SYSTEMS = {
     "dnn, three speeds": System(_SPEEDS, ()),
     "dnn, wide, three speeds": System(_SPEEDS, (*_WIDE, "epochs=6")),
     "dnn, wide, ng-sgd": System(_SPEEDS, (*_WIDE, "epochs=6", "optimizer=ng-sgd")),
-    "tdnn, three speeds": System(_SPEEDS, _TDNN),
+    "tdnn, three speeds": System(_SPEEDS, (), _TDNN),
     "lstm, three speeds": System(_SPEEDS, _LSTM),
 }
 
@@ -217,7 +213,7 @@ def work(corpus: Path, out: Path, job: Job, processes: int) -> Result:
         flags = {"prep": str(place.resolve()), "seed": job.seed}
         run = out / f"run-{name}"
         with run.with_suffix(".log").open("w") as log, redirect_stdout(log):
-            summary = train(load(None, [*system.sets, "threads=1"], flags), run)
+            summary = train(load(system.config, [*system.sets, "threads=1"], flags), run)
         place = run
         facts["logprob"] = summary.validation_logprob or 0.0
         facts["accuracy"] = summary.validation_accuracy or 0.0
