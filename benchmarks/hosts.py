@@ -65,6 +65,8 @@ from unisono.training.shapes import shape_of
 from unisono.training.train import summarise, train
 
 MODEL = [f"minibatch={MINIBATCH}", "network.hidden=[384,384,384]", "threads=1", "device=cpu"]
+RATES = ["rate.schedule=warmup", "rate.start=0.025"]
+"""Of the trainings of four learners, as in results/an4-4-learners.txt; solo has the defaults."""
 FAR_S = 0.01
 GRACE_S = 30.0
 
@@ -258,7 +260,7 @@ def train_all(prep: Path, epochs: int, kept: Kept) -> None:
     flags = {"prep": str(prep)}
     todo = {way.key: way for way in TRAINED if way.key not in kept.trainings}
     alone = {"solo": ["strategy=solo", "learners=1"]} if "solo" not in kept.trainings else {}
-    alone |= {key: way.sets for key, way in todo.items() if way.dealt}
+    alone |= {key: [*RATES, *way.sets] for key, way in todo.items() if way.dealt}
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         for key, sets in alone.items():
             config = load(None, [*common, *sets], flags)
@@ -268,7 +270,7 @@ def train_all(prep: Path, epochs: int, kept: Kept) -> None:
         with cluster("fast", prep) as hosts:
             for key, way in todo.items():
                 if not way.dealt:
-                    config = load(None, [*common, *way.sets], flags)
+                    config = load(None, [*common, *RATES, *way.sets], flags)
                     run = RunDirectory.create(Path(folder) / key, config)
                     outcome = hosts.train(run)
                     kept.add_training(key, summarise(run, config, outcome))
