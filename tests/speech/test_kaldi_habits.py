@@ -85,6 +85,8 @@ def test_commands_alone_tell_their_rate_and_run_once_for_all_segments(write: Wri
 def test_a_command_that_fails_tells_why(write: Write) -> None:
     scp = "a no-such-tool -p a.wv1 |\nb cat |\n"
     folder = write({"wav.scp": scp, "utt2spk": "a s\nb s\n"}, seconds={})
+    with pytest.raises(UserError, match="write no audio"):
+        check_data(folder, Intake(allow_pipes=True), None)
     checked = check_data(folder, Intake(allow_pipes=True, rate=16000), None)
     with pytest.raises(BadAudioError, match="not found"):
         checked.reader.read(checked.utterances[0])

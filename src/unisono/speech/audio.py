@@ -194,9 +194,9 @@ def run_command(command: str) -> bytes:
         raise _unreadable(error) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").split("\n")
-        why = next((line for line in reversed(said) if line.strip()), "it says nothing")
-        failed = RuntimeError(f"command {command!r} ended with {done.returncode}: {why}")
-        raise _unreadable(failed)
+        why = next((line.strip() for line in reversed(said) if line.strip()), "it says nothing")
+        detail = f"command {command!r} ended with {done.returncode}: {why}"
+        raise BadAudioError(Reason.UNREADABLE, detail)
     return done.stdout
 
 

@@ -26,7 +26,8 @@ from unisono.speech.topology import FEWEST_FRAMES
 # Frames times places of an utterance whose best path is sought: at two bytes each, and some
 # times as many with neighbours told apart, more would fill the memory.
 _MOST_CELLS = 500_000_000
-# Features are told by this many utterances, and by how much alike their neighbours are.
+# Features, and the rate of commands, are told by this many utterances at most; and bands by how
+# much alike neighbours are.
 _LOOKED_AT = 20
 _LIKE_BANDS = 0.5
 
@@ -155,6 +156,9 @@ def _commonest_rate(utterances: list[Utterance]) -> int:
     """The sample rate of most files; where there is a tie, the highest of them.
 
     Where there are commands alone, that of the first one that writes audio.
+
+    Raises:
+        UserError: The first commands all fail.
     """
     counts: Counter[int] = Counter()
     for utterance in utterances:
@@ -165,15 +169,21 @@ def _commonest_rate(utterances: list[Utterance]) -> int:
                 continue
             if LOWEST_RATE <= rate <= HIGHEST_RATE:
                 counts[rate] += 1
-    for utterance in utterances if not counts else []:
-        if utterance.is_command:
-            try:
-                return sample_rate(utterance)
-            except BadAudioError:
-                continue
+    commands = [utterance for utterance in utterances if utterance.is_command]
+    if not counts and commands:
+        return _rate_of_commands(commands[:_LOOKED_AT])
     if not counts:
         return LOWEST_RATE
     return max(counts, key=lambda rate: (counts[rate], rate))
+
+
+def _rate_of_commands(utterances: list[Utterance]) -> int:
+    for utterance in utterances:
+        try:
+            return sample_rate(utterance)
+        except BadAudioError as bad:
+            failed = bad
+    raise UserError(f"commands in wav.scp write no audio: {failed.detail}")
 
 
 def _commonest_features(utterances: list[Utterance]) -> Stored:
