@@ -10,11 +10,13 @@ thread is on each, and the coordinator on the first. Parts, all of them unless t
     far        100 Mbit/s, and 20 ms from a host to another and back (``unisono.testing.switch``)
     training   whole trainings, for the log-prob
 
-In each turn every way is timed once, after four loops that share nothing; its ratio to them is
-taken in the turn, and the median over the turns is printed, with the least and the greatest. A
+In each turn every way is timed once. Before and after it are four bare loops that share nothing,
+and its ratio is to their mean; the median over the turns is printed, with the least and the
+greatest. ``solo`` is four learners that share nothing: what a learner costs beside a bare loop. A
 window holds whole rounds. ``limit`` is what the cables alone allow: with c the seconds that the
 loops need for the examples of a round, and f those that its bytes need on one cable, c / (c + f)
-for ways that wait for a round, min(1, c / f) for those that compute meanwhile.
+for ways that wait for a round, min(1, c / f) for those that compute meanwhile (and, where that is
+less than 1, may let rounds become longer instead).
 
 Trainings of ways that are dealt come to the same whatever the cables, so they run without
 namespaces; the others run on the hosts, at 100 Mbit/s. What is done is kept in DIR and not done
@@ -41,12 +43,12 @@ from typing import Any, cast
 
 from hosts_tables import curves, speed_table, training_table
 from hosts_ways import (
-    GROUPS,
     HOSTS,
     MEGABITS,
     MINIBATCH,
     TIMEOUT_S,
     TRAINED,
+    WAYS,
     Order,
     Speed,
     Timing,
@@ -109,6 +111,10 @@ class Cluster:
             speeds = self._hear()
             self._tell("end")
         return cast("list[Speed]", speeds)
+
+    def alone(self, seconds: float) -> float:
+        """Steps a second of four that share nothing."""
+        return sum(speed.steps for speed in self.time(MODEL, seconds / 2, shared=False))
 
     def train(self, run: RunDirectory) -> dict[str, Any]:
         """A whole training; what its coordinator knows at the end."""
@@ -197,9 +203,9 @@ class Kept:
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         found: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.trainings = {each["way"]: each for each in found if each["part"] == "training"}
-        self.timings: dict[str, list[Timing]] = {part: [] for part in GROUPS}
+        self.timings: dict[str, list[Timing]] = {part: [] for part in WAYS}
         for each in found:
-            if (part := each.pop("part")) in GROUPS:
+            if (part := each.pop("part")) in WAYS:
                 self.timings[part].append(Timing(**each))
 
     def add_timing(self, part: str, timing: Timing) -> None:
@@ -233,25 +239,23 @@ class Kept:
 
 
 def time_part(part: str, prep: Path, turns: int, seconds: float, kept: Kept) -> None:
-    """Times the groups that are not timed yet."""
+    """Times what is not timed yet."""
     done = {(timing.turn, timing.way) for timing in kept.timings[part]}
-    todo = [
-        (turn, [way for way in group if (turn, way.key) not in done])
-        for turn in range(turns)
-        for group in GROUPS[part]
-    ]
-    if not any(group for _, group in todo):
+    todo = [(turn, way) for turn in range(turns) for way in WAYS[part]]
+    todo = [(turn, way) for turn, way in todo if (turn, way.key) not in done]
+    if not todo:
         return
     with cluster(part, prep) as hosts:
-        for turn, group in [each for each in todo if each[1]]:
-            alone = sum(s.steps for s in hosts.time(MODEL, seconds, shared=False))
-            first = turn % len(group)
-            for way in group[first:] + group[:first]:
-                speeds = hosts.time([*MODEL, *way.sets], seconds)
-                steps = sum(s.steps for s in speeds)
-                rounds = statistics.mean(s.rounds for s in speeds)
-                sent = statistics.mean(s.bytes for s in speeds)
-                kept.add_timing(part, Timing(way.key, turn, steps / alone, steps, rounds, sent))
+        before = hosts.alone(seconds)
+        for turn, way in todo:
+            speeds = hosts.time([*MODEL, *way.sets], seconds, shared=way.shares)
+            after = hosts.alone(seconds)
+            steps = sum(s.steps for s in speeds)
+            rounds = statistics.mean(s.rounds for s in speeds)
+            sent = statistics.mean(s.bytes for s in speeds)
+            ratio = 2 * steps / (before + after)
+            kept.add_timing(part, Timing(way.key, turn, ratio, steps, rounds, sent))
+            before = after
 
 
 def train_all(prep: Path, epochs: int, kept: Kept) -> None:

@@ -21,7 +21,7 @@ from unisono.config import load
 from unisono.data import FrameSource, Part, Prep
 from unisono.fabric.gate import Network
 from unisono.learner.learner import Learner
-from unisono.learner.site import OnHost, at_site
+from unisono.learner.site import Alone, OnHost, at_site
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
 from unisono.training.shapes import shape_of, strategy_of
@@ -92,21 +92,24 @@ class Host:
         model = build(config.model, seed=0, **shape_of(config, prep))
         optimizer = make_optimizer(config, model, config.start_rate)
         window = Window(self._driver, order.seconds)
-        if not order.coordinator:
+        if config.strategy == "":
             for step, (x, y) in enumerate(self._minibatches(source, config.minibatch)):
                 torch.autograd.backward(functional.cross_entropy(model(x), y))
                 optimizer.step()
                 optimizer.zero_grad()
                 if not window.step_done(step, 0):
                     return
+        site = self._site(order) if order.coordinator else Alone()
         strategy = strategy_of(config)
         with (
-            at_site(self._site(order)),
+            at_site(site),
             Learner(model, optimizer, strategy, prefetch=config.prefetch) as learner,
         ):
-            for x, y in learner.draw(source, epochs=100_000, batch_size=config.minibatch):
+            minibatches = learner.draw(source, epochs=100_000, batch_size=config.minibatch)
+            for step, (x, y) in enumerate(minibatches):
                 learner.step(functional.cross_entropy(model(x), y))
-                if not window.step_done(learner.rounds, learner.bytes_sent):
+                rounds = learner.rounds if order.coordinator else step
+                if not window.step_done(rounds, learner.bytes_sent):
                     return
 
     def _site(self, order: Order) -> OnHost:

@@ -12,6 +12,7 @@ PACES = (512, 2048, 8192, 32768)
 MEGABITS = {"fast": 100, "slow": 50, "far": 100}
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 _NAMES = {
+    "solo": ["strategy=solo"],
     "averaging": ["strategy=averaging"],
     "averaging-drawn": ["strategy=averaging", "agreement.division=drawn"],
     "gossip-random": ["strategy=gossip-random"],
@@ -42,9 +43,14 @@ class Way:
     @property
     def sets(self) -> list[str]:
         """Its settings."""
-        sets = [f"learners={HOSTS}", *_NAMES[self.name]]
+        sets = [f"learners={HOSTS if self.shares else 1}", *_NAMES[self.name]]
         sets += [f"agreement.every={self.every}"] if self.name in PACED else []
         return sets + ([f"agreement.precision={BFLOAT16}"] if self.precision == BFLOAT16 else [])
+
+    @property
+    def shares(self) -> bool:
+        """Whether it is more than four that know nothing of each other."""
+        return self.name != "solo"
 
     @property
     def dealt(self) -> bool:
@@ -53,6 +59,8 @@ class Way:
 
     def limit(self, parameters: int, examples_per_s: float, megabits: float) -> float:
         """The ratio that the cables alone allow; see ``benchmarks/hosts.py``."""
+        if not self.shares:
+            return 1.0
         models = 2.0 if self.name == "gossip-random" else 2 * (HOSTS - 1) / HOSTS
         size = parameters * (2 if self.precision == BFLOAT16 else 4)
         wire = models * size / (megabits / 8 * 1e6)
@@ -71,13 +79,16 @@ def each_step() -> list[Way]:
     return ways + [Way(w.name, w.every, BFLOAT16) for w in ways if w.name in _DEALT]
 
 
-GROUPS = {
-    "fast": [*(at_pace(every) for every in PACES), each_step()],
-    "slow": [at_pace(every) for every in PACES[2:]],
-    "far": [*(at_pace(every, (FLOAT32,)) for every in PACES[2:]), each_step()[:3]],
+WAYS = {
+    "fast": [
+        Way("solo", MINIBATCH),
+        *(way for every in PACES for way in at_pace(every)),
+        *each_step(),
+    ],
+    "slow": [way for every in PACES[2:] for way in at_pace(every)],
+    "far": [*(way for every in PACES[2:] for way in at_pace(every, (FLOAT32,))), *each_step()[:3]],
 }
-"""Ways that are timed right after the same loops that share nothing."""
-TRAINED = [way for group in GROUPS["fast"] for way in group]
+TRAINED = [way for way in WAYS["fast"][1:] if way.precision == FLOAT32 or way.every in PACES[2:]]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ from unisono.fabric.endpoints import Place, address_of, local_path, route_to, tc
 from unisono.fabric.gate import Network, token_of
 from unisono.fabric.local import Host, LocalNode
 from unisono.fabric.seal import NONCE, PROOF, Forged, Proofs, Seal, make_token
+from unisono.fabric.tls import TlsWire
+from unisono.fabric.wire import Wire
 from unisono.testing.intruders import Relay, rubbish
 
 TOKEN = token_of(make_token())
@@ -44,11 +46,11 @@ Meddle = Callable[[int, bytes], "bytes | None"]
 class Pair:
     """Two hosts, and a relay on the way from A to B."""
 
-    def __init__(self, meddle: Meddle, encrypt: bool) -> None:
+    def __init__(self, meddle: Meddle, encrypt: bool, piece: int) -> None:
         network = Network(TOKEN, "127.0.0.1", encrypt=encrypt)
         self.hosts = [Host(network=network) for _ in range(2)]
         self.a, self.b = (host.node(learner(n)) for n, host in enumerate(self.hosts))
-        self.relay = Relay(tcp_place(self.b.endpoint), meddle)
+        self.relay = Relay(tcp_place(self.b.endpoint), meddle, piece)
         self.a.meet(Member(B, str(self.relay.place)))
         self.b.meet(Member(A, self.a.endpoint))
 
@@ -62,8 +64,10 @@ class Pair:
 def pair() -> Iterator[Callable[..., Pair]]:
     pairs: list[Pair] = []
 
-    def make(meddle: Meddle = lambda number, data: data, encrypt: bool = False) -> Pair:
-        pairs.append(Pair(meddle, encrypt))
+    def make(
+        meddle: Meddle = lambda number, data: data, encrypt: bool = False, piece: int = 65536
+    ) -> Pair:
+        pairs.append(Pair(meddle, encrypt, piece))
         return pairs[-1]
 
     yield make
@@ -129,6 +133,33 @@ def test_what_is_changed_or_repeated_on_the_way_is_found(
     made = pair(meddle, encrypt)
     talk(made, 40)
     assert made.relay.connections > 3
+
+
+@BOTH
+def test_a_slow_link_does_not_wake_the_receiver_for_each_packet(
+    pair: Callable[..., Pair], encrypt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = {"B": 0}
+    kind = TlsWire if encrypt else Wire
+    receive_into = kind.receive_into
+
+    def counted(self: Wire, room: memoryview) -> int | None:
+        reads["B"] += self.sock.getsockname()[1] == place.port
+        return receive_into(self, room)
+
+    def packet(number: int, data: bytes) -> bytes:
+        time.sleep(0.0002)
+        return data
+
+    made = pair(packet, encrypt, piece=1448)
+    place = tcp_place(made.b.endpoint)
+    monkeypatch.setattr(kind, "receive_into", counted)
+    vector = torch.randn(400_000)
+    made.a.spawn("tell", lambda: made.a.send(B, "x", {}, TensorVector(vector)))
+    message = made.b.receive("x", timeout=20)
+    assert isinstance(message.vector, TensorVector)
+    assert torch.equal(message.vector.tensor, vector)
+    assert reads["B"] < 1_600_000 / 1448 / 4  # TLS hands a record at a time over
 
 
 def test_a_recorded_connection_is_of_no_use_later(pair: Callable[..., Pair]) -> None:

@@ -180,6 +180,7 @@ class Stream:
             count = self._wire.receive_into(memoryview(self._room)[self._stop :])
             direct = False
         if count is None:
+            self._wire.expect(0 if payload is None else len(payload) - self._filled)
             return 0
         if count == 0:
             self.end()

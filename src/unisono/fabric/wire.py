@@ -8,6 +8,8 @@ _IDLE_S = 5
 _PROBES = 3
 SILENCE_S = 8
 """Seconds after which bytes that nobody acknowledges end a connection."""
+_MANY = 128 * 1024
+"""Bytes that are worth waking up for, where more are sure to come."""
 
 
 class Wire:
@@ -25,6 +27,7 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
         self.sock = sock
+        self._awaited = 1
 
     def shake(self) -> bool:
         """Prepares the channel; whether it is ready."""
@@ -43,6 +46,16 @@ class Wire:
             return None
         except OSError:
             return 0
+
+    def expect(self, count: int) -> None:
+        """So many bytes are sure to come: the socket is readable when there are many of them.
+
+        On a slow link every packet would wake the process otherwise, a thousand times a second.
+        """
+        awaited = max(1, min(count, _MANY))
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, awaited)
 
     def send(self, data: memoryview) -> int | None:
         """How many bytes went; an error is found by reading."""

@@ -19,12 +19,15 @@ class Relay:
     """Stands between a caller and a place, and may meddle with what the caller sends.
 
     ``meddle`` gets the number of the connection and the bytes; what it returns goes on, None breaks
-    the connection with a reset, on both sides.
+    the connection with a reset, on both sides. It gets ``piece`` bytes at a time, at most.
     """
 
-    def __init__(self, target: Place, meddle: Callable[[int, bytes], bytes | None]) -> None:
+    def __init__(
+        self, target: Place, meddle: Callable[[int, bytes], bytes | None], piece: int = _PIECE
+    ) -> None:
         self._target = target
         self._meddle = meddle
+        self._piece = piece
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.place = Place("127.0.0.1", self._listener.getsockname()[1])
         self.connections = 0
@@ -48,13 +51,14 @@ class Relay:
         with caller, suppress(OSError), socket.create_connection(self._target) as target:
             for sock in (caller, target):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
                 ready, _, _ = select.select([caller, target], [], [])
                 if target in ready:
                     data = target.recv(_PIECE)
                     caller.sendall(data)
                 else:
-                    data = caller.recv(_PIECE)
+                    data = caller.recv(self._piece)
                     changed = self._meddle(number, data) if data else b""
                     if changed is None:
                         return
