@@ -24,8 +24,10 @@ from unisono.speech.deltas import add_deltas
 from unisono.speech.export import export
 from unisono.speech.features import cepstra_of, fbank, mfcc
 from unisono.speech.graph import Ingredients, build_graph
+from unisono.speech.kit import Kit
 from unisono.speech.lexicon import NOISE, SILENCE, UNKNOWN, Lexicon
-from unisono.speech.ngram import Ngrams, estimate, read_arpa
+from unisono.speech.ngram import BEGIN, END, Ngrams, estimate, read_arpa
+from unisono.speech.prepare import Preparation, Tie, prepare
 from unisono.speech.scoring import score
 from unisono.speech.spectrum import frame_shift
 from unisono.speech.stored import Stored
@@ -268,3 +270,18 @@ def test_archives_are_sorted_as_kaldi_wants_them(tmp_path: Path) -> None:
         assert [line.split()[0] for line in lines] == ["sp0.9-x", "x"]
     (first, _) = (tmp_path / "out" / "feats.scp").read_text().splitlines()
     np.testing.assert_array_equal(read_matrix(Pointer.of(first.split()[1])), [[2, 3], [4, 5]])
+
+
+def test_phones_that_nobody_says_are_never_found(tmp_path: Path) -> None:
+    write_tones(tmp_path / "data", speakers=3, utterances=4, seed=4)
+    lexicon = tmp_path / "data" / "lexicon.txt"
+    strange = "qa Q A\naeo Q\n!SIL SIL\n<unk> SPN\n"  # a word, another way to say one, noise
+    lexicon.write_text(lexicon.read_text() + strange)
+    lines: list[str] = []
+    how = Preparation(heldout=0.3, gaussians=30, tying=Tie.NONE)
+    kit = Kit.read(prepare(tmp_path / "data", lexicon, tmp_path / "p", how, lines.append).path)
+    assert kit.lexicon.entries["aeo"] == [("A", "E", "O")]
+    assert set(kit.lexicon.entries) == {"aeo", "uya", "io", "yeu", "!SIL"}
+    assert {word for (word,) in kit.language.tables[0]} == {"aeo", "uya", "io", "yeu", BEGIN, END}
+    assert "Q" in kit.acoustic.topology.phones  # the states of the PREP stay as they are
+    assert any("2 words cannot be found, as <unk>" in line for line in lines)

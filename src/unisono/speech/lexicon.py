@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -90,6 +91,11 @@ class Lexicon:
     def with_unknown(self) -> Lexicon:
         """The same with the unknown word, said as noise, unless it has it already."""
         return replace(self, entries={self.unknown: [(NOISE,)], **self.entries})
+
+    def within(self, phones: Collection[str]) -> Lexicon:
+        """The pronunciations that have no other phones, and the words that have such."""
+        known = {w: [p for p in ps if set(p).issubset(phones)] for w, ps in self.entries.items()}
+        return replace(self, entries={word: said for word, said in known.items() if said})
 
     def write(self, path: Path) -> None:
         """Writes it in the form that `read` reads."""

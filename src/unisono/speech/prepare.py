@@ -31,7 +31,7 @@ from unisono.speech.extraction import (
 )
 from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit
-from unisono.speech.lexicon import Lexicon, Oov
+from unisono.speech.lexicon import SILENCE, Lexicon, Oov
 from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
@@ -45,6 +45,7 @@ WORDS = "words.ctm"
 Say = Callable[[str], None]
 # Numbers below it keep three digits in half precision.
 _MOST_HALF = 1000
+_NAMES_SHOWN = 10
 _SPEEDS = (0.9, 1.1)
 _VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
@@ -162,7 +163,8 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
                 aside.add(utterance.id, Reason.NO_PATH)
         if all(u.speaker in heldout for u, _, _ in kept):
             raise nothing_usable(data, aside)
-        kit = _kit(kept, heldout, lexicon, language, model, checked.reader, how)
+        said = _said(kept, heldout, lexicon, model, say)
+        kit = _kit(kept, heldout, said, language, model, checked.reader, how)
         folder = scratch / FOLDER
         folder.mkdir()
         kit.write(folder)
@@ -295,6 +297,35 @@ def monophone_gaussians(lexicon: Lexicon) -> int:
     return max(_MONOPHONE_GAUSSIANS, _GAUSSIANS_A_PHONE * len(lexicon.phones))
 
 
+def _said(
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
+    heldout: frozenset[str],
+    lexicon: Lexicon,
+    model: Acoustic,
+    say: Say,
+) -> Lexicon:
+    """The lexicon without phones that nobody says in training.
+
+    Nothing is known of how they sound: their Gaussians are still those of everything, which fit
+    any voice that is unlike the others better than the phones that it says.
+    """
+    states: set[int] = set()
+    for utterance, _, path in kept:
+        if utterance.speaker not in heldout:
+            states.update(np.unique(path.states).tolist())
+    names = model.topology.phones
+    phones = {SILENCE, *(names[phone] for phone in model.tying.phones_of(states))}
+    usable = lexicon.within(phones)
+    lost = sorted(set(lexicon.entries) - set(usable.entries))
+    if lost:
+        silent = ", ".join(sorted(set(names) - phones)[:_NAMES_SHOWN])
+        say(
+            f"{len(lost)} words cannot be found, as {lost[0]}: nobody says their phones in "
+            f"training ({silent})"
+        )
+    return usable
+
+
 def _kit(
     kept: Sequence[tuple[Utterance, Heard, Aligned]],
     heldout: frozenset[str],
@@ -308,7 +339,8 @@ def _kit(
     if whole is None or tuning is None:
         said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
         # Words that are silence or noise are heard only where people write them.
-        known = lexicon.spoken.union(*(words for words, _ in said))
+        written = {word for words, _ in said for word in words}
+        known = lexicon.spoken | (written & lexicon.entries.keys())
         whole = estimate([words for words, _ in said], known, how.order)
         tuning = estimate([words for words, out in said if not out], known, how.order)
     return Kit(
