@@ -44,13 +44,14 @@ def speed_table(part: str, timings: Sequence[Timing], parameters: int) -> list[s
         mine = [t for t in timings if t.way == way.key]
         if mine:
             ratios = [t.ratio for t in mine]
+            spread = f"{min(ratios):.3f}..{max(ratios):.3f}" if len(ratios) > 1 else ""
             rate = alone * MINIBATCH / HOSTS
             rounds = statistics.median(t.rounds for t in mine)
             sent = statistics.median(t.bytes for t in mine) / 1e6
             examples = statistics.median(t.steps for t in mine) * MINIBATCH / HOSTS
             lines.append(
                 f"{way.name:16} {way.every:6} {way.precision:8} {statistics.median(ratios):6.3f} "
-                f"{f'{min(ratios):.3f}..{max(ratios):.3f}':>16} "
+                f"{spread:>16} "
                 f"{way.limit(parameters, rate, MEGABITS[part]):6.3f} "
                 f"{examples / rounds:16.0f} {sent / rounds:10.2f} {sent:6.2f}"
             )
