@@ -116,7 +116,10 @@ class Kit:
         """
         folder = place / FOLDER
         if not place.is_dir():
-            raise UserError(f"there is no run and no PREP at {place}")
+            raise UserError(
+                f"there is no run and no PREP at {place}: make one of them, first of all by "
+                "unisono prepare DATA --lexicon FILE"
+            )
         if not (folder / "speech.json").is_file():
             raise UserError(
                 f"{place} cannot decode: it has no {FOLDER}/speech.json; "
