@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,7 @@ class Trainings:
             command += ["--set", text]
         run = Run(arm.optimizer, arm.rounds, rate, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(path, ignore_errors=True)  # of a training that was broken off
         with path.with_suffix(".log").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             try:

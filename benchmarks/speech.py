@@ -13,7 +13,9 @@ With `--seeds` the network with the fewest errors on the speakers of `train` is 
 often on the given `train` and decodes `test`: the choice is made before `test` is heard.
 
 DIR/results.jsonl and DIR/table.txt are written as results come; no job begins `--minutes` after
-the start. With CUDA all networks are trained on the one GPU.
+the start. With the same DIR again what is missing is done: jobs that results.jsonl has are not done
+again, whole preparations are used again. So `cat` puts together what two machines did, and
+`--minutes 0` prints the table of what is there. With CUDA all networks are trained on the one GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -34,6 +37,7 @@ import numpy as np
 
 from unisono.config import load
 from unisono.pool.order import Order
+from unisono.runs.directory import write_atomically
 from unisono.speech.prepare import Preparation, Tie, prepare
 from unisono.training.decode import Decoding, decode
 from unisono.training.train import train
@@ -45,10 +49,14 @@ GIVEN = -1
 
 @dataclass(frozen=True)
 class System:
-    """How a corpus is prepared, and the keys of the network; None: the Gaussians are decoded."""
+    """How a corpus is prepared, and the keys of the network; None: the Gaussians are decoded.
+
+    `config` is a file of keys, which `sets` go over.
+    """
 
     preparation: Preparation
     sets: tuple[str, ...] | None = None
+    config: Path | None = None
 
 
 _MONO = Preparation(tying=Tie.NONE)
@@ -56,15 +64,7 @@ _TIED = Preparation()
 _SPEEDS = Preparation(perturb=True)
 
 _WIDE = ("network.context=8", "network.dropout=0.2", "rate.end=0.02")
-_TDNN = (
-    "model=tdnn",
-    "network.hidden=[256,256,256,256,256]",
-    "network.steps=[1,2,3,3,3]",
-    "network.batch_norm=true",
-    "network.dropout=0.1",
-    "epochs=6",
-    "rate.end=0.02",
-)
+_TDNN = Path(__file__).parents[1] / "examples" / "small_corpus.toml"
 _LSTM = (
     "model=lstm",
     "optimizer=adamw",
@@ -84,7 +84,7 @@ SYSTEMS = {
     "dnn, three speeds": System(_SPEEDS, ()),
     "dnn, wide, three speeds": System(_SPEEDS, (*_WIDE, "epochs=6")),
     "dnn, wide, ng-sgd": System(_SPEEDS, (*_WIDE, "epochs=6", "optimizer=ng-sgd")),
-    "tdnn, three speeds": System(_SPEEDS, _TDNN),
+    "tdnn, three speeds": System(_SPEEDS, (), _TDNN),
     "lstm, three speeds": System(_SPEEDS, _LSTM),
 }
 
@@ -106,6 +106,32 @@ class Result:
     speakers: dict[str, tuple[int, int]]
     facts: dict[str, float] = field(default_factory=dict)
 
+    def line(self) -> str:
+        """The result in results.jsonl."""
+        job = {"system": self.job.system, "fold": self.job.fold, "seed": self.job.seed}
+        return json.dumps({**job, **self.facts, "speakers": self.speakers}) + "\n"
+
+    @classmethod
+    def read(cls, line: str) -> Result:
+        """The result that a line tells of; ValueError: the line is torn."""
+        facts = json.loads(line)
+        job = Job(facts.pop("system"), facts.pop("fold"), facts.pop("seed"))
+        speakers = {who: (errors, words) for who, (errors, words) in facts.pop("speakers").items()}
+        return cls(job, speakers, facts)
+
+
+def results_in(file: Path) -> dict[Job, Result]:
+    """The results of earlier runs; a line that was not written whole is taken out of the file."""
+    found = {}
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            result = Result.read(line)
+        except ValueError:
+            continue
+        found[result.job] = result
+    write_atomically(file, "".join(result.line() for result in found.values()).encode())
+    return found
+
 
 def divide(corpus: Path, out: Path, folds: int) -> tuple[int, frozenset[str]]:
     """Writes the data directories of each fold; returns their number and the train speakers."""
@@ -126,20 +152,32 @@ def divide(corpus: Path, out: Path, folds: int) -> tuple[int, frozenset[str]]:
     for fold in range(folds):
         for part in ("train", "test"):
             folder = out / f"fold{fold}" / part
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name, table in tables.items():
                 lines = [
                     f"{key} {value}\n"
                     for key, value in sorted(table.items())
                     if (fold_of[tables["utt2spk"][key]] == fold) == (part == "test")
                 ]
-                (folder / name).write_text("".join(lines), encoding="utf-8")
+                file, text = folder / name, "".join(lines)
+                if file.exists() and file.read_text(encoding="utf-8") != text:
+                    raise SystemExit(f"{out} has other folds or data: choose another --out")
+                file.write_text(text, encoding="utf-8")
     return folds, frozenset(trained)
 
 
 def data_of(corpus: Path, out: Path, fold: int) -> Path:
     """Where the train and test parts of a fold are."""
     return corpus if fold == GIVEN else out / f"fold{fold}"
+
+
+def check_folds(corpus: Path, out: Path, results: Sequence[Result]) -> None:
+    """Ends the program if earlier results are of other folds than these."""
+    for result in results:
+        file = data_of(corpus, out, result.job.fold) / "test" / "utt2spk"
+        known = file.read_text(encoding="utf-8").split()[1::2] if file.exists() else []
+        if not result.speakers.keys() <= set(known):
+            raise SystemExit(f"{out} has results of other folds or data: choose another --out")
 
 
 def prep_of(out: Path, fold: int, how: Preparation) -> Path:
@@ -169,11 +207,13 @@ def work(corpus: Path, out: Path, job: Job, processes: int) -> Result:
     name = f"{job.system.replace(' ', '-').replace(',', '')}-{job.fold}-{job.seed}"
     facts = {}
     begun = time.monotonic()
+    for half_done in (f"run-{name}", f"decoded-{name}"):
+        shutil.rmtree(out / half_done, ignore_errors=True)
     if system.sets is not None:
         flags = {"prep": str(place.resolve()), "seed": job.seed}
         run = out / f"run-{name}"
         with run.with_suffix(".log").open("w") as log, redirect_stdout(log):
-            summary = train(load(None, [*system.sets, "threads=1"], flags), run)
+            summary = train(load(system.config, [*system.sets, "threads=1"], flags), run)
         place = run
         facts["logprob"] = summary.validation_logprob or 0.0
         facts["accuracy"] = summary.validation_accuracy or 0.0
@@ -199,7 +239,7 @@ def rate(counts: Sequence[tuple[int, int]]) -> float:
 
 
 def interval(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """95% of the rates when speakers are drawn again."""
+    """95% of the rates when speakers are drawn again; errors may be differences of errors."""
     table = np.array(counts, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(len(table), size=(_REPLICATIONS, len(table)))
     sums = table[drawn].sum(1)
@@ -250,18 +290,39 @@ def table(results: Sequence[Result], trained: frozenset[str]) -> list[str]:
             f"scale {result.facts['scale']:.3f}, price {result.facts['price']:+.1f}, "
             f"held out {100 * result.facts['tuning']:.2f}%"
         )
-    if seeds:
-        mean = np.mean([rate(list(r.speakers.values())) for r in seeds])
-        texts.append(f"given test, mean of {len(seeds)} seeds: {mean:.2f}%")
+    for system in sorted({r.job.system for r in seeds}):
+        rates = [rate(list(r.speakers.values())) for r in seeds if r.job.system == system]
+        texts.append(
+            f"given test, {system}, mean of {len(rates)} seeds: {float(np.mean(rates)):.2f}%"
+        )
     return texts
 
 
+def paired_lines(results: Sequence[Result], chosen: str) -> list[str]:
+    """How many more errors the others make than the chosen one on the speakers that both heard."""
+    lines, best = [], merged(results, chosen)
+    for system in SYSTEMS:
+        own = merged(results, system)
+        both = sorted(own.keys() & best.keys())
+        if system == chosen or not both:
+            continue
+        more = [(own[who][0] - best[who][0], own[who][1]) for who in both]
+        low, high = interval(more)
+        lines.append(
+            f"{system:24} {rate([own[who] for who in both]):6.2f} against "
+            f"{rate([best[who] for who in both]):6.2f}: {rate(more):+6.2f} "
+            f"({low:+5.2f} to {high:+5.2f}), {len(both)} speakers"
+        )
+    return [f"the same speakers, {chosen} and others:", *lines] if lines else []
+
+
 def speaker_lines(results: Sequence[Result]) -> list[str]:
-    """The rate of each speaker by each system: for folds of one speaker each."""
+    """The rate of each speaker by each system, where each was a fold."""
     lines = []
     for system in SYSTEMS:
         own = merged(results, system)
-        if own:
+        folds = sum(r.job.system == system and r.job.fold != GIVEN for r in results)
+        if own and len(own) == folds:
             rates = ", ".join(f"{who} {rate([count]):.1f}%" for who, count in sorted(own.items()))
             lines.append(f"{system}: {rates}")
     return lines
@@ -296,8 +357,9 @@ class Bench:
         self._begun = time.monotonic()
         self._pool = ProcessPoolExecutor(options.jobs, get_context("spawn"))
         self._folds, self._trained = divide(corpus, out, options.folds)
-        self._results: list[Result] = []
-        self._made: set[Path] = set()
+        self._done = results_in(out / "results.jsonl")
+        check_folds(corpus, out, list(self._done.values()))
+        self._made = {place for place in out.glob("prep-*") if place.is_dir()}
 
     def run(self) -> None:
         """All folds of all systems, then the seeds."""
@@ -305,18 +367,26 @@ class Bench:
         tasks, last = [], []
         for name in names:
             how, network = SYSTEMS[name].preparation, SYSTEMS[name].sets is not None
-            tasks += [Task(fold, how) for fold in range(self._folds)]
-            tasks += [Task(fold, how, Job(name, fold)) for fold in range(self._folds)]
+            tasks += self._missing(how, [Job(name, fold) for fold in range(self._folds)])
             if network and self._options.seeds:
                 last.append(Task(GIVEN, how))
         self._do([*tasks, *last], 1, self._options.minutes)
-        chosen = best_network(self._results, self._trained)
+        chosen = best_network(self._results(), self._trained)
         if self._options.seeds and chosen is not None:
             self._say(f"chosen by the speakers of train: {chosen}")
-            seeds, how = range(self._options.seeds), SYSTEMS[chosen].preparation
-            tasks = [Task(GIVEN, how), *(Task(GIVEN, how, Job(chosen, GIVEN, s)) for s in seeds)]
+            seeds = [Job(chosen, GIVEN, seed) for seed in range(self._options.seeds)]
+            tasks = self._missing(SYSTEMS[chosen].preparation, seeds)
             self._do(tasks, max(1, self._options.jobs // len(seeds)), math.inf)
         self._pool.shutdown()
+        self._write_table()
+
+    def _results(self) -> list[Result]:
+        return list(self._done.values())
+
+    def _missing(self, how: Preparation, jobs: Sequence[Job]) -> list[Task]:
+        """What those jobs need that are not done, then they themselves."""
+        left = [job for job in jobs if job not in self._done]
+        return [Task(job.fold, how) for job in left] + [Task(job.fold, how, job) for job in left]
 
     def _do(self, tasks: Sequence[Task], cores: int, minutes: float) -> None:
         """Does tasks, each job on so many cores; none begins later than that."""
@@ -359,14 +429,20 @@ class Bench:
             self._made.add(prep_of(self._out, task.fold, task.how))
             self._say(f"prepared {prep_of(self._out, task.fold, task.how).name}")
         elif result is not None:
-            self._results.append(result)
             job = result.job
-            facts = {"system": job.system, "fold": job.fold, "seed": job.seed, **result.facts}
+            self._done[job] = result
             with (self._out / "results.jsonl").open("a") as file:
-                print(json.dumps({**facts, "speakers": result.speakers}), file=file)
+                file.write(result.line())
             self._say(f"{job.system}, fold {job.fold}, seed {job.seed}: {_brief(result)}")
-            lines = [*table(self._results, self._trained), "", *speaker_lines(self._results)]
-            (self._out / "table.txt").write_text("\n".join(lines) + "\n")
+            self._write_table()
+
+    def _write_table(self) -> None:
+        results = self._results()
+        lines = [*table(results, self._trained), "", *speaker_lines(results)]
+        chosen = best_network(results, self._trained)
+        if chosen is not None:
+            lines += paired_lines(results, chosen)
+        (self._out / "table.txt").write_text("\n".join(lines) + "\n")
 
     def _say(self, text: str) -> None:
         print(f"[{(time.monotonic() - self._begun) / 60:5.1f} min] {text}", flush=True)
@@ -381,7 +457,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="must not exist")
+    parser.add_argument("--out", type=Path, required=True, help="made, or gone on with")
     parser.add_argument("--folds", type=int, default=5, help="0: each speaker")
     parser.add_argument("--seeds", type=int, default=0, help="of the best, on the given test part")
     parser.add_argument("--systems", default="", help=f"some of: {'; '.join(SYSTEMS)}")
@@ -389,7 +465,7 @@ def main() -> None:
     parser.add_argument("--prepare", type=int, default=1, help="processes of one preparation")
     parser.add_argument("--minutes", type=float, default=600.0, help="no job begins later")
     options = parser.parse_args()
-    options.out.mkdir(parents=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(options.corpus.resolve(), options.out.resolve(), options)
     bench.run()
     print((options.out / "table.txt").read_text())

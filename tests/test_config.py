@@ -19,6 +19,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 DOCS = Path(__file__).parents[1] / "docs" / "runs.md"
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -249,3 +250,10 @@ def test_dump_reads_back_equal(
     again = load(file, [], {})
     assert again == config
     assert dump(again) == dump(config)  # 1, 1.0 and True are equal, but not the same
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_an_example_is_a_config(file: Path) -> None:
+    said = flat(tomllib.loads(file.read_text(encoding="utf-8")))
+    config = flat(load(file, [], {}).model_dump(mode="json"))
+    assert said == {key: config[key] for key in said}

@@ -186,6 +186,9 @@ class NaturalGradient(Table):
         default=4.0, description="smoothing of the Fisher matrix; the larger, the more like SGD"
     )
     max_change: Amount = Field(default=0.75, description="longest step of one layer; 0: any")
+    max_change_output: Amount = Field(
+        default=0.75, description="longest step of the output layer; 0: any"
+    )
     max_change_total: Amount = Field(
         default=2.0, description="longest step of all layers together; 0: any"
     )
@@ -211,7 +214,7 @@ class Recipe(Table):
     )
     gentle_first: bool = Field(
         default=True,
-        description="first round: half minibatches, max_change_total divided by sqrt 2",
+        description="first round: half minibatches at half the rate, max_change_total / sqrt 2",
     )
     gap: Amount = Field(
         default=1.0,
@@ -244,6 +247,11 @@ class Validation(Table):
         default=False,
         description="score two halves of the held-out speakers apart as well, for `compare`",
     )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether held-out speakers are needed."""
+        return self.enabled and self.on is ValidationChoice.HELDOUT
 
 
 class Checkpoint(Table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -203,3 +204,16 @@ def test_report_of_two_runs(
     assert status == 0
     assert "report.html" in text
     assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+def test_a_terminal_that_cannot_show_a_word_ends_nothing(
+    prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1"))
+    monkeypatch.setattr(sys, "argv", ["unisono", "export", str(prep), "--out", f"{tmp_path}/ž"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    sys.stdout.flush()
+    assert end.value.code == 0
+    assert b"\\u017e" in shown.getvalue()

@@ -210,6 +210,26 @@ def test_float32_holds_where_almost_everything_cancels(alpha: float) -> None:
         assert error <= 1e-5 * x.norm()
 
 
+def test_float32_holds_where_all_rows_are_alike() -> None:
+    # N alike rows are rounded alike: what a sum loses, it loses N times, at each update again.
+    single = OnlineNaturalGradient(2, num_minibatches_history=100.0)
+    double = OnlineNaturalGradient(2, num_minibatches_history=100.0)
+    x = next(minibatches(1, 30, 1, torch.float32)).repeat(512, 1)
+    for _ in range(60):
+        rows, scale = single.precondition(x)
+        expected, expected_scale = double.precondition(x.double())
+        assert (scale * rows - expected_scale * expected).norm() <= 1e-4 * x.norm()
+
+
+def test_float32_rows_whose_products_float32_cannot_hold() -> None:
+    single, double = OnlineNaturalGradient(5), OnlineNaturalGradient(5)
+    for call, x in enumerate(minibatches(300, 20, 8, torch.float32)):
+        x *= 1e18 if call == 4 else 1.0
+        rows, scale = single.precondition(x)
+        expected, expected_scale = double.precondition(x.double())
+        assert (scale * rows - expected_scale * expected).norm() <= 1e-5 * x.norm()
+
+
 def test_what_is_not_finite_leaves_the_estimate_alone() -> None:
     one, other = OnlineNaturalGradient(5), OnlineNaturalGradient(5)
     broken = torch.full((40, 20), math.nan, dtype=torch.float64)

@@ -37,16 +37,41 @@ def test_the_same_on_both_devices_and_nobody_waits(bad: int) -> None:
     assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-8) for a, b in pairs)
 
 
-def test_backward_waits_only_when_estimates_are_updated() -> None:
+def test_nobody_waits_once_the_estimates_live_on_the_device() -> None:
     model = nn.Linear(12, 30).cuda()
     optimizer = NaturalGradientSGD(model, 0.2)
     x = torch.randn(40, 12, device="cuda")
-    for step in range(20):
-        updating = step <= 10 or (step - 10) % 4 == 0
-        torch.cuda.set_sync_debug_mode("default" if updating else "error")
+    for step in range(30):
+        torch.cuda.set_sync_debug_mode("default" if step <= 10 else "error")
         try:
-            model(x).square().mean().backward()
+            model(x[: 40 if step % 7 else 24]).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("narrow", "steps", "tolerance"), [(False, 60, 1e-3), (True, 20, 0.05)])
+def test_layers_that_live_on_the_device_learn_the_same(
+    narrow: bool, steps: int, tolerance: float
+) -> None:
+    found = {}
+    for device in ("cuda", "cpu"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU())
+        model.append(nn.Linear(50, 7)).to(device)
+        optimizer = NaturalGradientSGD(model, 0.1, momentum=0.9)
+        for step in range(steps):
+            rows = 64 if (step + 1) % 10 else 30
+            x = torch.randn(rows, 13, generator=torch.Generator().manual_seed(step)).to(device)
+            y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0)
+            with torch.autocast(device, torch.bfloat16, enabled=narrow):
+                functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 40:
+                optimizer.load_state_dict(optimizer.state_dict())
+        assert (optimizer._housing._house is not None) == (device == "cuda")
+        found[device] = torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
+    off = (found["cuda"] - found["cpu"]).norm() / found["cpu"].norm()
+    assert off < tolerance

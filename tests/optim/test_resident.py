@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from unisono.optim.fisher import FisherEstimate
 from unisono.optim.layer import Estimation, NaturalProduct, Side
 from unisono.optim.max_change import BoundedStep, Move, take
-from unisono.optim.resident import ResidentNaturalGradient
+from unisono.optim.resident import ResidentNaturalGradient, Shape, product
 
 SHAPES = [(30, 90), (90, 90), (90, 90), (90, 7)]
 ROWS = 64
@@ -56,14 +60,49 @@ class OneByOne:
         ]
 
 
-def resident(
-    dtype: torch.dtype = torch.float32, device: torch.device = HOST
-) -> ResidentNaturalGradient:
-    return ResidentNaturalGradient(SHAPES, ROWS, ESTIMATION, mean=True, dtype=dtype, device=device)
+class Ours:
+    """All layers with one `ResidentNaturalGradient`."""
 
+    def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device = HOST) -> None:
+        self.shapes = [Shape(inputs=i, outputs=o) for i, o in SHAPES]
+        self.natural = ResidentNaturalGradient(
+            self.shapes, ESTIMATION, mean=True, dtype=dtype, device=device
+        )
+        self._dtype, self._device = dtype, device
+        self.rooms = [
+            {side: torch.zeros(ROWS, shape.padded(side)) for side in Side} for shape in self.shapes
+        ]
+        self.rooms = [{s: r.to(device, dtype) for s, r in room.items()} for room in self.rooms]
 
-def copies(rows: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    return [r.clone().to(dtype) for r in rows]
+    def begin(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        eta = -math.expm1(-ROWS / ESTIMATION.num_samples_history)
+        estimates = []
+        for (i, o), x, g in zip(SHAPES, inputs, outputs, strict=True):
+            weight = torch.empty(o, i)
+            rows = {Side.INPUT: functional.pad(x, (0, 1), value=1.0), Side.OUTPUT: g * ROWS}
+            estimates.append(
+                {
+                    side: FisherEstimate.first(rows[side], ESTIMATION.rank(side, weight), eta)
+                    for side in Side
+                }
+            )
+        self.natural.load(estimates)
+
+    def fill(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        for room, x, g in zip(self.rooms, inputs, outputs, strict=True):
+            room[Side.INPUT][:, : x.shape[1]] = x.to(self._device)
+            room[Side.OUTPUT][:, : g.shape[1]] = g.to(self._device)
+
+    def turn(self, updating: bool) -> None:
+        for layer, room in enumerate(self.rooms):
+            self.natural.turn(layer, room[Side.INPUT], room[Side.OUTPUT], updating=updating)
+
+    def gradients(self) -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for (i, o), room in zip(SHAPES, self.rooms, strict=True):
+            whole = product(room[Side.OUTPUT].T, room[Side.INPUT]).cpu()
+            found.append((whole[:o, :i], whole[:o, i]))
+        return found
 
 
 def error(found: list[tuple[Tensor, Tensor]], wanted: list[tuple[Tensor, Tensor | None]]) -> float:
@@ -79,37 +118,68 @@ def error(found: list[tuple[Tensor, Tensor]], wanted: list[tuple[Tensor, Tensor 
 def test_gradients_are_those_of_one_layer_after_the_other(
     dtype: torch.dtype, tolerance: float
 ) -> None:
-    stream, alone, ours = Stream(), OneByOne(), resident(dtype)
-    updated = 0
+    stream, alone, ours = Stream(), OneByOne(), Ours(dtype)
     for t in range(30):
         scale = (1.0, 1e3, 0.0)[(t > 14) + (t == 20)]
         inputs, outputs = stream.minibatch(scale)
         wanted = alone.gradients(inputs, outputs)
         if t == 0:
-            ours.begin(copies(inputs, dtype), copies(outputs, dtype))
-        updating = ours.updates()
-        found = ours.gradients(copies(inputs, dtype), copies(outputs, dtype), updating=updating)
+            ours.begin(inputs, outputs)
+        updating = t <= 10 or (t - 10) % 4 == 0
+        ours.fill(inputs, outputs)
+        ours.turn(updating)
         if updating:
-            ours.follow()
-            updated += 1
-        assert error(found, wanted) < tolerance, t
-    assert updated == 11 + 4
+            ours.natural.follow()
+        assert error(ours.gradients(), wanted) < tolerance, t
 
 
 def test_a_minibatch_that_is_not_finite_teaches_nothing() -> None:
-    stream, alone, ours = Stream(), OneByOne(), resident()
+    stream, alone, ours = Stream(), OneByOne(), Ours()
     for t in range(4):
         inputs, outputs = stream.minibatch(1.0)
         if t == 0:
-            ours.begin(copies(inputs), copies(outputs))
+            ours.begin(inputs, outputs)
         if t == 2:
             outputs[1][3, 4] = torch.nan
             inputs[3][5, 6] = torch.inf
         wanted = alone.gradients(inputs, outputs)
-        found = ours.gradients(copies(inputs), copies(outputs), updating=True)
-        ours.follow()
+        ours.fill(inputs, outputs)
+        ours.turn(True)
+        ours.natural.follow()
         if t != 2:
-            assert error(found, wanted) < 2e-5
+            assert error(ours.gradients(), wanted) < 2e-5
+
+
+def test_only_layers_that_kept_something_follow() -> None:
+    stream, ours, other = Stream(), Ours(), Ours()
+    first = stream.minibatch(1.0)
+    for each in (ours, other):
+        each.begin(*first)
+        each.fill(*stream.minibatch(1.0))
+    room = ours.rooms[1]
+    ours.natural.turn(1, room[Side.INPUT], room[Side.OUTPUT], updating=True)
+    for _ in range(2):  # the second has nothing to follow
+        ours.natural.follow()
+    for layer in range(len(SHAPES)):
+        for side in Side:
+            before, after = (each.natural.estimate(layer, side) for each in (other, ours))
+            same = torch.allclose(before.d, after.d, rtol=1e-9)
+            assert same == (layer != 1)
+            basis = after.basis.double()
+            torch.testing.assert_close(basis @ basis.T, torch.eye(len(basis)).double())
+
+
+def test_estimates_come_back_as_they_were_loaded() -> None:
+    stream, ours = Stream(), Ours()
+    ours.begin(*stream.minibatch(1.0))
+    loaded = [{side: ours.natural.estimate(n, side) for side in Side} for n in range(len(SHAPES))]
+    again = Ours()
+    again.natural.load(loaded)
+    inputs, outputs = stream.minibatch(1.0)
+    for each in (ours, again):
+        each.fill(inputs, outputs)
+        each.turn(False)
+    assert error(again.gradients(), list(ours.gradients())) < 1e-6
 
 
 def test_a_bounded_step_is_the_step_that_is_taken_otherwise() -> None:

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_resident import ROWS, SHAPES, Stream, copies, error, resident
+from test_resident import Ours, Stream, error
+
+from unisono.optim.residence import captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def test_captured_steps_are_those_of_the_host() -> None:
-    stream, host = Stream(), resident()
-    device = torch.device("cuda")
-    ours = resident(device=device)
-    inputs = [torch.zeros(ROWS, i, device=device) for i, _ in SHAPES]
-    outputs = [torch.zeros(ROWS, o, device=device) for _, o in SHAPES]
-    graphs: dict[bool, torch.cuda.CUDAGraph] = {}
-    found = {}
+    stream, host = Stream(), Ours()
+    ours = Ours(device=torch.device("cuda"))
+    first = stream.minibatch(1.0)
+    host.begin(*first)
+    ours.begin(*first)
+    turns = {updating: captured(lambda u=updating: ours.turn(u)) for updating in (False, True)}  # type: ignore[misc]
+    ours.natural.forget()
+    follow = captured(ours.natural.follow)
     for t in range(20):
-        x, g = stream.minibatch(1.0)
-        for buffer, rows in zip([*inputs, *outputs], [*x, *g], strict=True):
-            buffer.copy_(rows)
-        if t == 0:
-            host.begin(copies(x), copies(g))
-            ours.begin(inputs, outputs)
-            for updating in (True, False):
-                ours.gradients(copies(inputs), copies(outputs), updating=updating)
-                ours.follow()
-                graphs[updating] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[updating]):
-                    found[updating] = ours.gradients(
-                        copies(inputs), copies(outputs), updating=updating
-                    )
-                    if updating:
-                        ours.follow()
-            ours.begin(inputs, outputs)  # as if nothing had been tried
-        updating = host.updates()
-        wanted = host.gradients(copies(x), copies(g), updating=updating)
+        updating = t <= 10 or (t - 10) % 4 == 0
+        rows = stream.minibatch(1.0)
+        host.fill(*rows)
+        ours.fill(*rows)
+        host.turn(updating)
         if updating:
-            host.follow()
+            host.natural.follow()
+        torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
-        graphs[updating].replay()
+        turns[updating]()
+        if updating:
+            follow()
         torch.cuda.set_sync_debug_mode("default")
-        moved = [(w.cpu(), b.cpu()) for w, b in found[updating]]
-        assert error(moved, list(wanted)) < 1e-4, t
+        assert error(ours.gradients(), list(host.gradients())) < 1e-4, t

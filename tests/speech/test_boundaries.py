@@ -31,10 +31,10 @@ def test_a_word_begins_between_the_middles_of_two_frames() -> None:
 
 def test_times_are_those_of_the_recording_and_copies_are_left_out(tmp_path: Path) -> None:
     piece = Utterance(
-        id="u", speaker="s", words=("go",), recording="r", audio="r.wav", start=3.0, end=4.0
+        id="u", speaker="s", words=("go",), recording="r", audio="r.wav", start=3.0, channel=1
     )
     pairs = [(piece, path([-1, 0, 0])), (piece.at_speed(0.9), path([-1, 0, 0]))]
-    (tmp_path / "words.ctm").write_text(word_times(pairs, channel=1))
+    (tmp_path / "words.ctm").write_text(word_times(pairs))
     assert (tmp_path / "words.ctm").read_text() == "r 2 3.0175 0.0200 go\n"
     assert list(read_ctm(tmp_path / "words.ctm")) == ["r"]
 

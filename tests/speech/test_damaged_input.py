@@ -65,6 +65,7 @@ def use(folder: Path, oov: Oov, resample: bool) -> None:
         checked.aside,
         processes=1,
         say=one_line,
+        scratch=folder,
     )
     topology = Topology.start(lexicon.phones)
     tying = Tying.none(topology)

@@ -172,10 +172,15 @@ def test_without_text_there_are_words_but_no_score(place: Path, tmp_path: Path) 
 
 
 def test_what_cannot_be_decoded_is_one_line(place: Path, tmp_path: Path) -> None:
+    begun = place / "begun"
+    begun.mkdir()
+    (begun / "config.toml").write_text((place / "run" / "config.toml").read_text())
     for model, data, out, word in (
         ("prep", "test", place / "prep", "exists"),
         ("test", "test", tmp_path / "o", "cannot decode"),
         ("prep", "nowhere", tmp_path / "o", "nowhere"),
+        ("nowhere", "test", tmp_path / "o", "there is no run"),
+        ("begun", "test", tmp_path / "o", "train it to the end"),
     ):
         with pytest.raises(UserError, match=word) as caught:
             decode(place / model, place / data, out, Decoding(), lambda _: None)

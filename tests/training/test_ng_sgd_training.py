@@ -22,6 +22,7 @@ def test_every_key_arrives() -> None:
         "num_samples_history": 500.0,
         "alpha": 2.0,
         "max_change": 0.1,
+        "max_change_output": 0.2,
         "max_change_total": 0.3,
     }
     sets = [f"natural_gradient.{key}={value}" for key, value in keys.items()]
@@ -29,12 +30,14 @@ def test_every_key_arrives() -> None:
         None, [*sets, "rate.momentum=0.5", "rate.weight_decay=0.1"], {"optimizer": "ng-sgd"}
     )
     assert config.natural_gradient.model_dump() == keys
-    model = nn.Linear(30, 40)
+    model = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 3))
     optimizer = make_optimizer(config, model, 0.25)
     assert isinstance(optimizer, NaturalGradientSGD)
     group = optimizer.param_groups[0]
     wanted = {"lr": 0.25, "momentum": 0.5, "weight_decay": 0.1, "max_change": 0.1}
     assert {key: group[key] for key in wanted} == wanted
+    assert optimizer.param_groups[1]["max_change"] == 0.2
+    assert optimizer.max_change_total == 0.3
     model(torch.randn(64, 30)).square().mean().backward()
     fisher = optimizer.state_dict()["fisher"][0]
     assert [len(fisher[side]["basis"]) for side in ("input", "output")] == [3, 5]

@@ -34,6 +34,7 @@ KALDI = [
     "rate.start=0.01",
     "rate.most=0",
     "epochs=2",
+    "minibatch=10",
     "recipe.dropout=0,0.4,0",
 ]
 
@@ -54,17 +55,20 @@ def made(*sets: str) -> tuple[Rules, Averaging, Any, nn.Sequential, torch.optim.
     config = load(None, [*KALDI, *sets], {})
     model = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.1), nn.Linear(5, 3))
     optimizer = make_optimizer(config, model, 0.0)
-    rules = Rules(config, model, optimizer, make_schedule(config), examples=1000)
+    rules = Rules(config, model, optimizer, make_schedule(config), 1000, config.minibatch)
     strategy = rules.strategy(Averaging(every=50))
     assert isinstance(strategy, Averaging)
     return rules, strategy, Learner(model), model, optimizer
 
 
-def follow(rules: Rules, learner: Any, rounds: int, steps: int = 5) -> Iterator[int]:
-    """The course of a run of so many rounds."""
-    for round_ in range(rounds):
+def follow(
+    rules: Rules, learner: Any, rounds: int, steps: int = 5, first: int = 0
+) -> Iterator[int]:
+    """The course of a run of so many rounds, or of what is left of it."""
+    learner.rounds = first
+    for round_ in range(first, rounds):
         for step in range(steps):
-            learner.progress = (round_ + (step + 1) / steps) / rounds
+            learner.progress = (round_ * steps + step + 1) / (rounds * steps)
             rules.begin(learner)
             yield round_
             learner.rounds = round_ + (step == steps - 1)
@@ -79,6 +83,7 @@ def test_rate_dropout_bound_and_minibatch_of_each_round() -> None:
     for round_ in follow(rules, learner, 10):
         seen = round_ / 10
         wanted = 4 * 0.01 * 0.1 ** (1.0 if round_ == 9 else seen)
+        wanted /= 2 if round_ == 0 else 1  # a sum over half a minibatch is half as long
         assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
         assert optimizer.max_change_total == pytest.approx(2 / math.sqrt(2) if round_ == 0 else 2.0)
         dropout = model[1]
@@ -89,6 +94,60 @@ def test_rate_dropout_bound_and_minibatch_of_each_round() -> None:
     assert len(rules.states) == 5  # half of ten rounds
 
 
+@pytest.mark.parametrize(("minibatch", "share"), [(64, 1), (33, 2), (7, 7)])
+def test_rounds_are_whole_minibatches(minibatch: int, share: int) -> None:
+    """50 examples are no whole number of them; the last round ends with the final rate."""
+    rules, strategy, learner, _, optimizer = made(f"minibatch={minibatch}")
+    assert strategy.terms(minibatch).share == share
+    total = 2 * math.ceil(1000 / minibatch)
+    rounds, reached = math.ceil(total / (4 * share)), 0
+    for round_ in range(rounds):
+        for step in range(1, share + 1):
+            reached = min(round_ * 4 * share + 4 * step, total)
+            learner.progress = reached / total
+            rules.begin(learner)
+            learner.rounds = round_ + (step == share)
+            rules.end(learner)
+        rate = optimizer.param_groups[0]["lr"]
+        assert (rate == pytest.approx(0.04 * 0.1)) == (round_ == rounds - 1)
+    assert learner.progress == 1 and len(rules.states) == rounds // 2
+
+
+def test_a_resumed_learner_does_what_it_would_have_done() -> None:
+    """To the last bit, or the bytes of the final model would not be the same."""
+
+    def course(first: int) -> list[tuple[int, float, float]]:
+        rules, _, learner, model, optimizer = made("recipe.dropout=0.1,0.4,0.3")
+        return [
+            (round_, optimizer.param_groups[0]["lr"], model[1].p)  # type: ignore[arg-type]
+            for round_ in follow(rules, learner, 10, first=first)
+        ]
+
+    whole = course(0)
+    for first in range(1, 10):
+        assert course(first) == whole[5 * first :]
+
+
+def test_the_last_model_is_among_the_combined_however_many_rounds_there_were() -> None:
+    """Two of four learners are gone after a while: 16 rounds instead of 10."""
+    rules, strategy, learner, model, _ = made()
+    reached, here = 0, 4
+    for round_ in range(16):
+        here = 4 if round_ < 4 else 2
+        for step in range(5):
+            learner.progress = (reached + (step + 1) * here) / 200
+            rules.begin(learner)
+            with torch.no_grad():
+                model[0].weight.fill_(round_)  # type: ignore[union-attr,operator]
+        reached += 5 * here
+        strategy.selection.weights([Bid(50, -2.0)] * here, round_)
+        learner.rounds = round_ + 1
+        rules.end(learner)
+    assert learner.progress == 1
+    kept = [int(state["0.weight"][0, 0]) for state in rules.states]
+    assert kept == list(range(kept[0], 16)) and 6 <= len(kept) <= 8
+
+
 def test_learners_ramp_up_and_the_rate_with_them() -> None:
     """From 1 to 4 over 16 rounds of 50 examples a learner: 2000 = 50 x 16 x 2.5."""
     asked: list[int] = []
@@ -97,20 +156,44 @@ def test_learners_ramp_up_and_the_rate_with_them() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
     optimizer = make_optimizer(config, model, 0.0)
     schedule = make_schedule(config)
-    rules = Rules(config, model, optimizer, schedule, examples=1000, ask=asked.append)
+    rules = Rules(config, model, optimizer, schedule, 1000, 10, ask=asked.append)
     strategy = rules.strategy(Averaging(every=50))
     assert isinstance(strategy, Averaging)
     learner: Any = Learner(model)
     here = 1
     for round_ in follow(rules, learner, 16, steps=1):
         last = round_ / 16 + 50 * here / 2000 >= 1
-        rate = 0.01 * here * 0.1 ** (1.0 if last else round_ / 16)
+        rate = 0.01 * here * 0.1 ** (1.0 if last else round_ / 16) / (2 if round_ == 0 else 1)
         group = optimizer.param_groups[0]
         assert group["lr"] == pytest.approx(rate)
         assert group["weight_decay"] == pytest.approx(0.02 / here)
         here = asked[-1] if asked else 1  # who was asked for comes at once
         strategy.selection.weights([Bid(50, -2.0)] * here, round_)
     assert asked == [math.floor(1 + 3 * i / 16 + 0.5) for i in range(1, 17)]
+
+
+@pytest.mark.parametrize(
+    ("sets", "wanted"),
+    [
+        ([], 2.0),
+        (["rate.scaled=false"], 1.0),
+        (["rate.most=0.05"], 0.05 / 0.04),
+        (["optimizer=adamw"], 1.0),
+    ],
+)
+def test_more_learners_have_a_higher_rate_as_the_rate_rules_say(
+    sets: list[str], wanted: float
+) -> None:
+    """Eight take part after the first of twenty rounds, which four began."""
+    rules, strategy, learner, _, optimizer = made(*sets, "recipe.rate_by_round=false")
+    learner.progress, learner.rounds = 0.05, 0
+    rules.begin(learner)
+    gentle = optimizer.param_groups[0]["lr"]
+    strategy.selection.weights([Bid(50, -2.0)] * 8, 0)
+    learner.rounds = 1
+    rules.end(learner)
+    rules.begin(learner)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * gentle * wanted)
 
 
 def test_each_rule_can_be_turned_off() -> None:
@@ -128,7 +211,7 @@ def test_each_rule_can_be_turned_off() -> None:
         assert len(list(rules.parts(torch.zeros(6, 5), torch.zeros(6)))) == 1
     assert rules.states == []
     whole = load(None, ["learners=4", "strategy=averaging"], {})
-    unruled = Rules(whole, model, optimizer, make_schedule(whole), examples=1000)
+    unruled = Rules(whole, model, optimizer, make_schedule(whole), 1000, 10)
     plain = unruled.strategy(Averaging(every=50))
     assert isinstance(plain, Averaging) and isinstance(plain.selection, Everybody)
 
@@ -167,7 +250,12 @@ def test_the_example_has_the_numbers_of_kaldi() -> None:
     schedule = make_schedule(config)
     assert schedule.rate(0.0) == pytest.approx(8 * 3e-4 * 512, rel=0.03)
     assert schedule.rate(1.0) == pytest.approx(8 * 3e-5 * 512, rel=0.03)
-    assert (config.natural_gradient.rank_in, config.natural_gradient.rank_out) == (20, 80)
+    kaldi = config.natural_gradient
+    assert (kaldi.rank_in, kaldi.rank_out) == (20, 80)
+    assert (kaldi.update_period, kaldi.num_samples_history, kaldi.alpha) == (4, 2000.0, 4.0)
+    bounds = (kaldi.max_change, kaldi.max_change_output, kaldi.max_change_total)
+    assert bounds == (0.75, 1.5, 2.0)
+    assert (config.minibatch, config.agreement["every"]) == (512, 400_000)
 
 
 def test_a_run_of_one_round_is_refused_with_a_pace_that_fits() -> None:

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.data import FrameSource, Part, Prep, halve
+from unisono.config import load
+from unisono.data import Corpus, FrameSource, Part, Prep, halve, write_prep
+from unisono.events import UserError
+from unisono.training.train import check, train
 from unisono.training.validation import Score, halves, merge, score, score_groups
 
 CPU = torch.device("cpu")
@@ -72,3 +75,22 @@ def test_halves_are_whole_speakers(source: FrameSource) -> None:
     assert at == len(group)
     choosing, reporting = halve(found)
     assert found == {name: {0} for name in choosing} | {name: {1} for name in reporting}
+
+
+def test_without_held_out_speakers_one_says_so_before_a_run_is_made(tmp_path: Path) -> None:
+    corpus = Corpus(
+        origin="noise",
+        frames=np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32),
+        states=np.arange(400) % 3,
+        starts=np.array([0, 400]),
+        utterances=["u"],
+        speakers=["s"],
+        parts=[Part.TRAIN],
+        state_count=3,
+    )
+    write_prep(tmp_path / "prep", corpus, {})
+    settings = {"prep": str(tmp_path / "prep")}
+    with pytest.raises(UserError, match="--validation none"):
+        train(load(None, [], settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    check(load(None, ["validation.on=none"], settings))

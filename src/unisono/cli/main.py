@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -41,6 +42,9 @@ app.command()(report)
 
 def main() -> None:
     """Runs a command; what the user can mend is one line and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A word that the terminal cannot show is no reason to end.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except (UserError, Abandoned) as error:

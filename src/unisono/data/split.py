@@ -47,7 +47,7 @@ def hold_out(speakers: Iterable[str], share: float, seed: int) -> frozenset[str]
     if len(names) < 2:
         raise UserError(
             f"cannot hold out a part by speaker from {len(names)} speaker(s): "
-            "bring more speakers or set the held-out share to 0"
+            "bring more speakers, or hold none out (--heldout 0)"
         )
     count = min(max(round(share * len(names)), 1), len(names) - 1)
     return frozenset(names[i] for i in Order(len(names), seed).indices(0, 0, count))

@@ -43,8 +43,8 @@ class FisherEstimate:
     so that tr F_new = tr T. Both are then floored at max(EPSILON, DELTA max s); d comes from
     rho *before* its floor.
 
-    **Two roads.** `updated` works as written: y in the arithmetic of the basis, the rest in
-    float64. c is a square, so float64 knows a row whose s is a fraction f of the largest to
+    **Two roads.** `updated` works as written: the products h and h'x in the arithmetic of x, the
+    rest in float64. c is a square, so float64 knows a row whose s is a fraction f of the largest to
     1e-16 / f^2; from one minibatch to the next the floors keep f above 1e-4. A first minibatch,
     or speech after silence, breaks that: F is then 1e-10 of S, and where x has fewer
     independent rows than the basis, some rows of the new basis are held up by F alone.
@@ -111,12 +111,14 @@ class FisherEstimate:
             norm: sqrt(tr(xx')), float64, without dimensions.
             eta: Weight of this minibatch.
         """
-        y = self._iterated(x, h, eta).double()
+        y = self._iterated(x, h, eta)
         z = (y @ y.T).cpu()
         length = float(norm)  # no second wait: the device had this before z
         mean_power = length * length / len(x)
         if not math.isfinite(mean_power):
             return self
+        if not math.isfinite(float(z.trace())):  # h'x is too large for float32
+            return self.updated_exactly(x, eta).to(x)
         c, u = torch.linalg.eigh(z)
         if c[0] <= GRAM_LIMIT * c[-1]:
             return self.updated_exactly(x, eta).to(x)
@@ -136,9 +138,13 @@ class FisherEstimate:
         return before._followed(basis, s, float(x.square().sum()) / len(x), eta)
 
     def _iterated(self, x: Tensor, h: Tensor, eta: float) -> Tensor:
-        """Return y = basis T."""
-        kept = ((1.0 - eta) * (self.d + self.rho)).to(self.basis, non_blocking=True)
-        return (kept.unsqueeze(1) * self.basis).addmm_(h.T, x, alpha=eta / len(x))
+        """Return y = basis T in float64.
+
+        Only the product is made in the arithmetic of x. Added up on top of the much larger
+        second term, N alike rows would be rounded alike N times, and at each update again.
+        """
+        kept = ((1.0 - eta) * (self.d + self.rho)).to(self.basis.device, non_blocking=True)
+        return (kept.unsqueeze(1) * self.basis).add_(h.T @ x, alpha=eta / len(x))
 
     def _followed(self, basis: Tensor, s: Tensor, mean_power: float, eta: float) -> FisherEstimate:
         """Return the estimate that has the new basis and s; `mean_power` is tr(xx') / N."""

@@ -37,7 +37,7 @@ def take(moves: Sequence[Move], max_change: float) -> Tensor:
         parameters_i -= c c_i rate_i directions_i.
 
     If any L_i is not finite, nothing changes. All of this is computed on the device; lengths in
-    float64, from float32 sums along rows.
+    float64, from float32 sums along rows (on a GPU: as trees).
 
     Args:
         moves: Of each layer; all on one device.
@@ -46,7 +46,7 @@ def take(moves: Sequence[Move], max_change: float) -> Tensor:
     Returns:
         Whether the step was finite, and so was taken: a tensor without dimensions, on the device.
     """
-    lengths = torch.stack([_length(move) for move in moves])
+    lengths = _lengths(moves)
     bounds = _beside(lengths, [move.max_change or torch.inf for move in moves])
     rates = _beside(lengths, [move.rate for move in moves])
     return _take([(m.parameters, m.directions) for m in moves], lengths, rates, bounds, max_change)
@@ -55,8 +55,8 @@ def take(moves: Sequence[Move], max_change: float) -> Tensor:
 class BoundedStep:
     """`take` for the same layers step after step, with everything on the device.
 
-    Nothing is sent there in a step, so that it can be captured in a CUDA graph; lengths are
-    float32 sums, which a GPU makes as a tree. `rates` may be written between two steps.
+    Nothing is sent there in a step, so that it can be captured in a CUDA graph. `rates` may be
+    written between two steps.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BoundedStep:
         device = layers[0][0].device
         self._layers = [list(layer) for layer in layers]
         of = [place for place, layer in enumerate(layers) for _ in layer]
-        self._of = torch.tensor(of, device=device)
+        self._of = _indicator(of, len(layers)).to(device)
         self.rates = torch.tensor(rates, dtype=torch.float64, device=device)
         bounds = [bound or torch.inf for bound in max_changes]
         self._bounds = torch.tensor(bounds, dtype=torch.float64, device=device)
@@ -85,9 +85,7 @@ class BoundedStep:
 
     def take(self, directions: Sequence[Sequence[Tensor]]) -> Tensor:
         """As `take`; `directions` has one for each parameter of each layer."""
-        norms = torch._foreach_norm([d for layer in directions for d in layer])
-        squares = torch.stack(norms).double().square()
-        lengths = self.rates * torch.zeros_like(self.rates).index_add_(0, self._of, squares).sqrt()
+        lengths = self.rates * _norms([d for layer in directions for d in layer], self._of)
         pairs = [(p, list(d)) for p, d in zip(self._layers, directions, strict=True)]
         return _take(pairs, lengths, self.rates, self._bounds, self._max_change)
 
@@ -104,7 +102,8 @@ def _take(
     total = torch.linalg.vector_norm(factors * lengths)
     factors = factors * ((max_change or torch.inf) / total).clamp(max=1.0)
     not_finite = finite.logical_not().float()
-    shortened = (factors * rates).float().unbind()
+    rates = factors * rates
+    shortened = (rates.float() if rates.is_cuda else rates).unbind()  # as the kernels want it
     for (parameters, directions), rate in zip(layers, shortened, strict=True):
         torch._fused_sgd_(
             parameters,
@@ -120,6 +119,27 @@ def _take(
             found_inf=not_finite,
         )
     return finite
+
+
+def _lengths(moves: Sequence[Move]) -> Tensor:
+    """Returns rate * |directions| of each move in float64; on a GPU in few launches."""
+    directions = [d for move in moves for d in move.directions]
+    if not directions[0].is_cuda:
+        return torch.stack([_length(move) for move in moves])
+    of = [place for place, move in enumerate(moves) for _ in move.directions]
+    belongs = _indicator(of, len(moves)).to(directions[0].device, non_blocking=True)
+    norms = _norms(directions, belongs)
+    return _beside(norms, [move.rate for move in moves]) * norms
+
+
+def _indicator(of: list[int], layers: int) -> Tensor:
+    """Returns which tensors are which layer's, layers x tensors."""
+    return (torch.tensor(of) == torch.arange(layers).unsqueeze(1)).double()
+
+
+def _norms(directions: list[Tensor], of: Tensor) -> Tensor:
+    """Returns the 2-norm of each layer; float32 sums, which a GPU makes as trees, are good."""
+    return (of @ torch.stack(torch._foreach_norm(directions)).double().square()).sqrt()
 
 
 def _beside(tensor: Tensor, values: list[float]) -> Tensor:

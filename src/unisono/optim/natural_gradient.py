@@ -55,10 +55,11 @@ class OnlineNaturalGradient:
     times smaller, and their squares may vanish under that floor.
 
     **Accuracy.** Of scale * rows, against exact arithmetic: float64 rows to about 1e-8, float32
-    rows to 1e-5 or better; what is as large as x is multiplied in float32, the rest is float64.
+    rows to 2e-7 `scale`; what is as large as x is multiplied in float32, the rest is float64.
     rows is a difference, and its relative error is that of x times `scale`, a small number
-    where alpha smooths. Without smoothing it comes to 1e3, so with alpha < 1 float32 rows are
-    worked on in float64. (TF32, if the user allows it, is as coarse here as elsewhere.)
+    where alpha smooths, unless all rows lie along one direction. Without smoothing it comes to
+    1e3, so with alpha < 1 float32 rows are worked on in float64. (TF32, if the user allows it,
+    is as coarse here as elsewhere.)
 
     **Cost.** 4 N rank D floating-point operations a call; 6 N rank D, and 4 rank^2 D in float64
     besides, where the call updates. `docs/natural_gradient.md` has floors and measurements. On
@@ -142,15 +143,36 @@ class OnlineNaturalGradient:
                 return out.copy_(x), torch.ones_like(norm)
             h = work @ fisher.basis.T
             lowered = h * self._e
-            if self._updating():  # before x is overwritten, where out is x
-                self._use(fisher.updated(work, h, norm, self._eta(len(x))))
-            self._t += 1
+            if self.count():  # before x is overwritten, where out is x
+                self.use(fisher.updated(work, h, norm, self._eta(len(x))))
             if work.dtype == out.dtype:
                 torch.addmm(work, lowered, fisher.basis, alpha=-1.0, out=out)
             else:
                 out.copy_(torch.addmm(work, lowered, fisher.basis, alpha=-1.0))
         scale = (norm / _norm(out)).masked_fill_(norm == 0, 1.0)
         return out, scale
+
+    @property
+    def estimate(self) -> FisherEstimate | None:
+        """The estimate, where there is one yet."""
+        return self._fisher
+
+    @property
+    def settled(self) -> bool:
+        """Whether the first minibatches, all of which update, are over."""
+        return self._t > ALWAYS_UPDATING
+
+    def use(self, fisher: FisherEstimate) -> FisherEstimate:
+        """Make this the estimate, with its e at hand on the device."""
+        self._e = fisher.shrinkage(self._alpha)
+        self._fisher = fisher
+        return fisher
+
+    def count(self) -> bool:
+        """Count one minibatch; return whether the estimate is to follow it."""
+        after = self._t - ALWAYS_UPDATING
+        self._t += 1
+        return not self.frozen and (after <= 0 or after % self._update_period == 0)
 
     def state_dict(self) -> dict[str, Tensor | float]:
         """Return all that an object made with the same settings needs to go on exactly."""
@@ -188,7 +210,7 @@ class OnlineNaturalGradient:
         self.frozen = bool(state["frozen"])
         self._fisher = None
         if rank > 0:
-            self._use(FisherEstimate(basis, d.cpu(), float(state["rho"])))
+            self.use(FisherEstimate(basis, d.cpu(), float(state["rho"])))
 
     def _check(self, x: Tensor) -> None:
         """Refuse what is not N x D, float32 or float64, of the dimension seen before."""
@@ -209,21 +231,10 @@ class OnlineNaturalGradient:
         if x.shape[1] == 1 or (fisher is None and not norm.isfinite()):
             return None
         if fisher is None:
-            fisher = self._use(FisherEstimate.first(x, self._rank, self._eta(len(x))))
+            fisher = self.use(FisherEstimate.first(x, self._rank, self._eta(len(x))))
         elif fisher.basis.dtype != x.dtype or fisher.basis.device != x.device:
-            fisher = self._use(fisher.to(x))
+            fisher = self.use(fisher.to(x))
         return fisher
-
-    def _use(self, fisher: FisherEstimate) -> FisherEstimate:
-        """Make this the estimate, with its e at hand on the device."""
-        self._e = fisher.shrinkage(self._alpha)
-        self._fisher = fisher
-        return fisher
-
-    def _updating(self) -> bool:
-        """Return whether this call updates the estimate."""
-        after = self._t - ALWAYS_UPDATING
-        return not self.frozen and (after <= 0 or after % self._update_period == 0)
 
     def _eta(self, count: int) -> float:
         """Return the weight of a minibatch of `count` rows in the estimate."""

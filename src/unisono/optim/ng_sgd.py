@@ -1,4 +1,4 @@
-"""`ng-sgd`: SGD whose linear layers and 1-d convolutions step along their natural gradient."""
+"""`ng-sgd`: SGD whose linear, convolutional and LSTM layers step along their natural gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.events import UserError
+from unisono.optim.housing import Housing
 from unisono.optim.layer import Estimation, NaturalProduct, Side
+from unisono.optim.lstm_taps import LSTMTaps, can_be_tapped
 from unisono.optim.max_change import Move, take
 from unisono.optim.natural_gradient import OnlineNaturalGradient
 from unisono.optim.rows import Affine, why_not
@@ -41,8 +43,9 @@ class NaturalGradientSGD(Optimizer):
 
     instead: the gradient times the inverse of a Kronecker-factored Fisher matrix, its length
     about what it was. `Tap` says how autograd is made to leave the first product out, so that
-    the second one is no extra cost. All other parameters keep their gradients and are left to
-    plain SGD; `describe` says which, and why.
+    the second one is no extra cost. The gates and the projection of an `nn.LSTM` are such layers,
+    too, applied at every step (`LSTMTaps`). All other parameters keep their gradients and are left
+    to plain SGD; `describe` says which, and why.
 
     **Sums, whatever the loss does.** The estimates have one absolute floor, so they should see
     the derivatives of a loss that is a *sum* over the minibatch. With `reduction="mean"` they
@@ -64,8 +67,13 @@ class NaturalGradientSGD(Optimizer):
     where momentum is 0; then parameters -= lr v, as in `torch.optim.SGD`, except that no layer
     changes by more than `max_change` and all together by no more than `max_change_total`
     (2-norms, see `take`). A step that is not finite is not taken, and clears v. None of this
-    waits for the device; an `OnlineNaturalGradient` waits when it updates, every
-    `update_period` minibatches.
+    waits for the device.
+
+    **On a GPU** an update of an `OnlineNaturalGradient` waits for the device. So after the first
+    minibatches, and once they have one size, the estimates move to the device (`Housing`): nothing
+    waits any more, each layer is a few launches, and the estimates of all layers are updated in
+    one batch, in `step`. Under autocast to bfloat16 rows are then multiplied in bfloat16, as
+    autocast's own weight gradients are.
 
     **Layers are parameter groups**, one for each module that has parameters, with its name in
     `layer`; so `lr`, `max_change`, `momentum` and `weight_decay` can be set for one layer.
@@ -133,10 +141,14 @@ class NaturalGradientSGD(Optimizer):
         )
         for rank in (rank_in, rank_out):
             self._estimation.begin(rank)  # refuses what it cannot use
-        self._product = NaturalProduct(mean=Reduction(reduction) is Reduction.MEAN)
+        mean = Reduction(reduction) is Reduction.MEAN
+        self._product = NaturalProduct(mean=mean)
         self.max_change_total = max_change_total
         self._taps: dict[Tensor, Tap] = {}
+        self._lstms: list[LSTMTaps] = []
+        self._names: dict[Tensor, str] = {}
         self._biases: dict[Tensor, Tensor | None] = {}
+        self._housing = Housing(self._estimation, mean=mean, biases=self._biases)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -153,17 +165,19 @@ class NaturalGradientSGD(Optimizer):
         lines = []
         for group in self.param_groups:
             name = group["layer"] or "the model"
-            weight = next((p for p in group["params"] if p in self._taps), None)
-            if weight is not None:
+            weights = [p for p in group["params"] if p in self._taps]
+            for weight in weights:
                 outputs, inputs = weight.flatten(1).shape
                 ranks = " and ".join(str(self._estimation.rank(side, weight)) for side in Side)
-                lines.append(f"{name}: {inputs} inputs, {outputs} outputs, ranks {ranks}")
-            else:
+                what = self._names.get(weight, name)
+                lines.append(f"{what}: {inputs} inputs, {outputs} outputs, ranks {ranks}")
+            if not weights:
                 lines.append(f"{name}: plain SGD ({self._left_alone.get(name, 'not seen')})")
         return lines
 
     def restart_fisher(self) -> None:
         """Forgets the estimates; the next minibatch begins new ones. Momentum stays."""
+        self._housing.vacate()
         for weight in self._taps:
             for side in Side:
                 self.state[weight].pop(side.value, None)
@@ -172,6 +186,8 @@ class NaturalGradientSGD(Optimizer):
         """Gives the model's gradients back to autograd."""
         for tap in self._taps.values():
             tap.remove()
+        for lstm in self._lstms:
+            lstm.remove()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -190,16 +206,12 @@ class NaturalGradientSGD(Optimizer):
         if moves:
             finite = take(moves, self.max_change_total)
             self._clear_momentum(finite)
+        self._housing.settle(self._sides)
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in every optimizer; a backward pass that failed is forgotten, too."""
-        for tap in self._taps.values():
-            tap.forget()
-        super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Momentum, settings of the groups, and the estimates under `fisher`."""
+        self._housing.hand_back(self._sides)
         packed: dict[str, Any] = super().state_dict()
         state: dict[Any, dict[str, Any]] = {}
         fisher: dict[Any, dict[str, Any]] = {}
@@ -216,6 +228,7 @@ class NaturalGradientSGD(Optimizer):
         fisher = state_dict.get("fisher")
         _require(fisher is not None, "the state has no Fisher estimates: it is another optimizer's")
         super().load_state_dict(dict(state_dict))
+        self._housing.vacate()
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, sides in dict(fisher or {}).items():
             weight = parameters[index]
@@ -226,10 +239,21 @@ class NaturalGradientSGD(Optimizer):
                 )
                 self._preconditioner(weight, Side(side)).load_state_dict(values)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuses: a copy would step, but the layers of its model would not be tapped."""
+        raise UserError(
+            "ng-sgd: the optimizer cannot be copied or pickled; make one for the copied model "
+            "and give it state_dict()"
+        )
+
     def _tap(self, model: nn.Module) -> dict[str, str]:
         """Taps what can be; returns why the other modules are left alone, by their names."""
         why: dict[str, str] = {}
         for name, module in model.named_modules():
+            if can_be_tapped(module):
+                assert isinstance(module, nn.LSTM)
+                self._tap_lstm(name, module)
+                continue
             reason = why_not(module)
             if not reason:
                 assert isinstance(module, Affine)
@@ -244,12 +268,31 @@ class NaturalGradientSGD(Optimizer):
             why[name or "the model"] = reason
         return why
 
+    def _tap_lstm(self, name: str, module: nn.LSTM) -> None:
+        """Taps each weight of an LSTM."""
+
+        def tap_of(weight: Tensor, bias: Tensor | None) -> Tap:
+            if weight not in self._taps:
+                self._taps[weight] = Tap(weight, bias, self._natural_gradient)
+                self._biases[weight] = bias
+            return self._taps[weight]
+
+        self._lstms.append(LSTMTaps(module, tap_of))
+        for own, parameter in module.named_parameters():
+            self._names[parameter] = f"{name}.{own}" if name else own
+
     def _natural_gradient(
         self, weight: Tensor, inputs: list[Tensor], derivatives: list[Tensor]
     ) -> Gradients:
         """Returns [dW, db]; a `Tap` calls it in the backward pass."""
-        preconditioners = {side: self._preconditioner(weight, side) for side in Side}
-        return self._product(weight, self._biases[weight], inputs, derivatives, preconditioners)
+        found = self._housing.gradients(weight, inputs, derivatives, self._sides)
+        if found is not None:
+            return found
+        return self._product(weight, self._biases[weight], inputs, derivatives, self._sides(weight))
+
+    def _sides(self, weight: Tensor) -> dict[Side, OnlineNaturalGradient]:
+        """Returns the estimates for both sides of a layer."""
+        return {side: self._preconditioner(weight, side) for side in Side}
 
     def _preconditioner(self, weight: Tensor, side: Side) -> OnlineNaturalGradient:
         """Returns the estimate for one side of a layer, a new one where there is none yet.
@@ -275,9 +318,11 @@ class NaturalGradientSGD(Optimizer):
                 state = self.state[parameter]
                 past = state.get("momentum_buffer")
                 if past is None:
-                    direction = state["momentum_buffer"] = direction.clone()
+                    past = direction.clone()
                 else:
-                    direction = torch.add(direction, past, alpha=group["momentum"], out=past)
+                    past = past.to(direction)  # the model may have moved
+                    torch.add(direction, past, alpha=group["momentum"], out=past)
+                direction = state["momentum_buffer"] = past
             directions.append(direction)
         return Move(
             parameters=parameters,

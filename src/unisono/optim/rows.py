@@ -12,7 +12,7 @@ Affine = nn.Linear | nn.Conv1d
 
 def why_not(module: nn.Module) -> str:
     """Returns why a module's parameters cannot be preconditioned; nothing where they can be."""
-    if isinstance(module, nn.RNNBase):
+    if isinstance(module, nn.RNNBase):  # an `nn.LSTM` itself is tapped otherwise
         return "its kernel does not show the derivatives of its gates"
     if not isinstance(module, Affine):
         return "not a linear layer or a 1-d convolution"
@@ -99,17 +99,22 @@ class Workspace:
         if len(kept) < needed or kept.dtype != dtype or kept.device != device:
             self._memory = torch.empty(needed, dtype=dtype, device=device)
         rows = self._memory[:needed].view(count, stride)
-        at = 0
-        for view in views:
-            some = view.numel() // width
-            into = rows[at : at + some, :width].view(view.shape)
-            if factor == 1.0 or view.dtype != into.dtype:
-                into.copy_(view)
-                if factor != 1.0:  # after the copy: a narrow dtype may overflow
-                    into.mul_(factor)
-            else:
-                torch.mul(view, factor, out=into)
-            at += some
+        copy_rows(views, width, rows, factor)
         if ones:
             rows[:, width] = 1.0
         return rows[:, : width + ones]
+
+
+def copy_rows(views: list[Tensor], width: int, rows: Tensor, factor: float = 1.0) -> None:
+    """Copies rows, each `width` numbers, one view after the other, to the front of `rows`."""
+    at = 0
+    for view in views:
+        some = view.numel() // width
+        into = rows[at : at + some, :width].view(view.shape)
+        if factor == 1.0 or view.dtype != into.dtype:
+            into.copy_(view)
+            if factor != 1.0:  # after the copy: a narrow dtype may overflow
+                into.mul_(factor)
+        else:
+            torch.mul(view, factor, out=into)
+        at += some

@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from unisono.optim.rows import Affine, input_rows, output_rows
 
 Gradients = tuple[Tensor, Tensor | None]
 """Of the weight, and of the bias where there is one."""
+Rows = tuple[list[Tensor], list[Tensor]]
+"""Views of the inputs of a layer, and of its output derivatives."""
 MakeGradients = Callable[[Tensor, list[Tensor], list[Tensor]], Gradients]
 """From the weight, views of its input rows, and views of its output derivatives."""
+
+NO_PASS = -1
 
 _owners: weakref.WeakKeyDictionary[nn.Module, Tap] = weakref.WeakKeyDictionary()
 """The tap of each module that has one: whoever comes last takes over."""
@@ -35,10 +40,13 @@ class Tap:
 
     In the backward pass Watch keeps references to x and to the output's derivative, which it
     hands on. Collect waits, as any node does, until every Watch that used the token has run; so
-    a layer that was applied at many time steps shows its rows all at once. What Collect returns
-    is accumulated by autograd into `.grad`: gradient accumulation, GradScaler, hooks on
-    parameters, `torch.autograd.grad` and whoever replaces `.grad` after the backward pass find
-    what they always find. It cannot be differentiated a second time.
+    a layer that was applied at many time steps shows its rows all at once. A pass that never
+    comes to Collect, since it wanted other derivatives or failed, leaves its rows behind, and
+    the next forward pass drops them; a pass within a pass (a checkpoint) has rows of its own.
+
+    What Collect returns is accumulated by autograd into `.grad`: gradient accumulation,
+    GradScaler, hooks on parameters, `torch.autograd.grad` and whoever replaces `.grad` after the
+    backward pass find what they always find. It cannot be differentiated a second time.
 
     A copy of the model is not tapped, and the tap ends with the object that `make` is a
     method of.
@@ -63,17 +71,18 @@ class Tap:
         self._handles: list[RemovableHandle] = []
         self._quiet: list[Tensor] = []
         self._token: Tensor | None = None
-        self._inputs: list[Tensor] = []
-        self._derivatives: list[Tensor] = []
+        self._rows: dict[int, Rows] = {}
 
     def take(self, module: Affine) -> None:
         """Adds a module that has the weight and the bias."""
         if module in _owners:
             _owners[module].remove()
         _owners[module] = self
+        after = {"with_kwargs": True, "always_call": True}
         self._handles += [
             module.register_forward_pre_hook(self._before, with_kwargs=True),
-            module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+            # Before the hooks of others, which may change the output.
+            module.register_forward_hook(self._after, prepend=True, **after),
         ]
 
     def remove(self) -> None:
@@ -81,12 +90,40 @@ class Tap:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops what a backward pass that failed may have left."""
         self._token = None
-        self._inputs, self._derivatives = [], []
+        self._rows.clear()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is anybody to make gradients."""
+        return self._make() is not None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the weight is to have a gradient."""
+        return self._weight.requires_grad
+
+    def token(self) -> Tensor:
+        """Returns what every node that watches this weight at work must be given."""
+        if _backward_pass() == NO_PASS:
+            self._rows.clear()
+        token, weight = self._token, self._weight
+        if token is None or token.dtype != weight.dtype or token.device != weight.device:
+            self._token = token = _Collect.apply(  # type: ignore[no-untyped-call]
+                self, self._make(), weight, self._bias
+            )
+        return token
+
+    def applied(self, x: Tensor) -> Tensor:
+        """Returns x times the weight, plus the bias, neither of which autograd looks at."""
+        bias = None if self._bias is None else self._bias.detach()
+        return functional.linear(x, self._weight.detach(), bias)
+
+    def note(self, x: Tensor, derivative: Tensor) -> None:
+        """Notes rows, and the derivatives of what came of them."""
+        inputs, derivatives = self._rows.setdefault(_backward_pass(), ([], []))
+        inputs.append(x)
+        derivatives.append(derivative)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
         """Hooks are copied with a model; they find that they are not the copy's."""
@@ -97,16 +134,13 @@ class Tap:
         return _ended, ()
 
     def _before(self, module: Affine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        make = self._make()
-        if make is None:
+        if not self.alive:
             self.remove()
             return
         weight, bias = self._weight, self._bias
-        if module.weight is not weight or not weight.requires_grad or not torch.is_grad_enabled():
+        if module.weight is not weight or not self.wanted or not torch.is_grad_enabled():
             return
-        token = self._token
-        if token is None or token.dtype != weight.dtype or token.device != weight.device:
-            self._token = _Collect.apply(self, make, weight, bias)  # type: ignore[no-untyped-call]
+        self.token()
         self._quiet = [p for p in (weight, bias) if p is not None and p.requires_grad]
         for parameter in self._quiet:
             parameter.requires_grad_(False)
@@ -125,14 +159,15 @@ class Tap:
         )
         return watched
 
-    def _note(self, module: Affine, x: Tensor, derivative: Tensor) -> None:
-        self._inputs.append(input_rows(module, x))
-        self._derivatives.append(output_rows(module, derivative))
+    def _collected(self) -> Rows:
+        self._token = None
+        return self._rows.pop(_backward_pass(), ([], []))
 
-    def _rows(self) -> tuple[list[Tensor], list[Tensor]]:
-        rows = self._inputs, self._derivatives
-        self.forget()
-        return rows
+
+def _backward_pass() -> int:
+    """Returns the number of the backward pass that is under way."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 class _Nobody:
@@ -163,7 +198,7 @@ class _Watch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, derivative: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        ctx.tap._note(ctx.module, x, derivative)
+        ctx.tap.note(input_rows(ctx.module, x), output_rows(ctx.module, derivative))
         return derivative, None, None, None, None
 
 
@@ -181,5 +216,5 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs, derivatives = ctx.tap._rows()
+        inputs, derivatives = ctx.tap._collected()
         return None, None, *ctx.make(ctx.weight, inputs, derivatives)

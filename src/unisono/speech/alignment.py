@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from unisono.speech.crew import Crew
 from unisono.speech.gmm import VARIANCE_FLOOR, Mixtures, Statistics
 from unisono.speech.passes import Acoustic, Done, Spoken, Task, open_frames, work
-from unisono.speech.paths import Ints, equal_states
+from unisono.speech.paths import Ints, count_places, equal_states
 from unisono.speech.topology import Topology
-from unisono.speech.tree import Contexts, contexts_of, count_contexts, grow_tying
+from unisono.speech.tree import Contexts, Neighbours, contexts_of, count_contexts, grow_tying
 from unisono.speech.tying import Tying, leaves
 
 # A block's table of choices has at most this many entries.
@@ -119,10 +119,9 @@ class Trainer:
             gaussians: Gaussians in all, where there are frames enough for so many.
         """
         frames, starts = np.load(self._spoken.file, mmap_mode="r"), self._spoken.starts
-        aligned = self.align(model, utterances)
         contexts = {
             u: contexts_of(path.states, model.topology)
-            for u, path in aligned.items()
+            for u, path in self.align(model, utterances).items()
             if path is not None
         }
         counted = count_contexts(
@@ -154,18 +153,15 @@ class Trainer:
                 Task(model=model, block=block, states=None if again else known)
                 for block, known in zip(blocks, states, strict=True)
             ]
-            done = list(self._crew.map(work, tasks))
-            states = [each.states for each in done]
-            total = _sum([each.statistics for each in done if each.statistics is not None])
+            states, total, moves = _gather(self._crew.map(work, tasks))
             mixtures = model.mixtures.update(total)
             share = min(turn + 1, schedule.growing) / schedule.growing
             goal = first + round((gaussians - first) * share)
             if turn < schedule.growing and goal > mixtures.gaussians:
                 mixtures = mixtures.grow(goal, total.count, random)
             topology = model.topology
-            moves = [each.found.moves for each in done if each.found is not None]
-            if moves:
-                topology = topology.learn(np.sum(moves, axis=0))
+            if moves is not None:
+                topology = topology.learn(moves)
             model = replace(model, mixtures=mixtures, topology=topology)
             frames = max(total.count.sum(), 1.0)
             self._say(
@@ -202,9 +198,9 @@ class Trainer:
 
     def _pass(
         self, model: Acoustic, blocks: Sequence[tuple[int, ...]]
-    ) -> list[tuple[tuple[int, ...], Done]]:
+    ) -> Iterator[tuple[tuple[int, ...], Done]]:
         tasks = [Task(model=model, block=block, states=None, learn=False) for block in blocks]
-        return list(zip(blocks, self._crew.map(work, tasks), strict=True))
+        return zip(blocks, self._crew.map(work, tasks), strict=True)
 
     def _flat(self, utterances: Sequence[int]) -> Acoustic:
         """One Gaussian a state, all with the mean and variance of all frames."""
@@ -243,8 +239,7 @@ class Trainer:
         block: list[int] = []
         frames = places = 0
         for u in sorted(utterances, key=lambda u: (-int(lengths[u]), u)):
-            entries = self._spoken.lexicon.entries
-            size = sum(8 + 3 * sum(map(len, entries[word])) for word in self._spoken.words[u])
+            size = count_places(self._spoken.words[u], self._spoken.lexicon)
             longest = int(lengths[block[0]]) if block else 0
             full = frames + lengths[u] > _BLOCK_FRAMES or (places + size) * longest > _BLOCK_CELLS
             if block and full:
@@ -256,14 +251,24 @@ class Trainer:
         return [*blocks, tuple(block)] if block else blocks
 
 
-def _sum(parts: Sequence[Statistics]) -> Statistics:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+def _gather(
+    done: Iterable[Done],
+) -> tuple[list[Ints], Statistics, NDArray[np.float64] | None]:
+    """The states of each block, and the sums of statistics and moves: no block's are kept."""
+    states: list[Ints] = []
+    total: Statistics | None = None
+    moves: NDArray[np.float64] | None = None
+    for each in done:
+        states.append(each.states)
+        if each.statistics is not None:
+            total = each.statistics if total is None else total + each.statistics
+        if each.found is not None:
+            moves = each.found.moves if moves is None else moves + each.found.moves
+    assert total is not None
+    return states, total, moves
 
 
-def _retie(contexts: Ints | None, frames: int, tying: Tying) -> Ints:
+def _retie(contexts: Neighbours | None, frames: int, tying: Tying) -> Ints:
     """The tied state of each frame of an utterance; -1 where no path was found."""
     if contexts is None:
         return np.full(frames, -1)

@@ -6,8 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
+from unicodedata import normalize
 
 _NAMES_SHOWN = 3
+_DETAIL_SHOWN = 200
+
+
+def _form(word: str) -> str:
+    return normalize("NFKC", word).casefold()
 
 
 class Reason(Enum):
@@ -26,6 +32,7 @@ class Reason(Enum):
     NO_TEXT = "no transcript, or an empty one"
     UNKNOWN_WORD = "words without pronunciation (--oov map keeps them)"
     TOO_SHORT = "audio too short for its text"
+    TOO_LONG = "too long to be aligned in one piece: divide it by segments"
     NO_ALIGNMENT = "no alignment that fits its frames"
     NO_PATH = "no path through the text fits the audio"
 
@@ -36,6 +43,7 @@ class SetAside:
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Reason, str]] = {}
         self._words: Counter[str] = Counter()
+        self._alike: dict[str, str] = {}
 
     def add(self, utterance: str, reason: Reason, detail: str = "") -> None:
         """Sets an utterance aside; the first reason given is the one that counts."""
@@ -44,6 +52,17 @@ class SetAside:
     def add_words(self, words: Iterable[str]) -> None:
         """Counts words that have no pronunciation, whatever became of their utterances."""
         self._words.update(words)
+
+    def add_alike(self, known: Iterable[str]) -> None:
+        """Notes which words without pronunciation differ from known ones in nothing but form.
+
+        Args:
+            known: Words. Capitals, and one character or a letter and its accent, are forms.
+        """
+        if self._words:
+            forms = {_form(word): word for word in known}
+            alike = {word: forms.get(_form(word), "") for word in sorted(self._words)}
+            self._alike = {word: other for word, other in alike.items() if other}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -56,17 +75,29 @@ class SetAside:
         return sum(why is reason for why, _ in self._entries.values())
 
     def summary(self) -> list[str]:
-        """A line a reason, with the first names."""
+        """A line a reason, with the first names and what exactly is wrong with the first one."""
         lines = []
         for reason in Reason:
             names = [name for name, (why, _) in self._entries.items() if why is reason]
             if names:
                 more = ", ..." if len(names) > _NAMES_SHOWN else ""
                 shown = ", ".join(names[:_NAMES_SHOWN])
-                lines.append(f"set aside {len(names)}: {reason.value}: {shown}{more}")
+                detail = " ".join(self._entries[names[0]][1].split())[:_DETAIL_SHOWN]
+                lines.append(
+                    f"set aside {len(names)}: {reason.value}: {shown}{more}"
+                    + (f" ({names[0]}: {detail})" if detail else "")
+                )
         if self._words:
             words = ", ".join(f"{word} ({n})" for word, n in self._words.most_common(10))
             lines.append(f"{len(self._words)} words without pronunciation: {words}")
+        if self._alike:
+            word, other = next(iter(self._alike.items()))
+            # What looks the same is shown by its codes.
+            show = ascii if normalize("NFKC", word) == normalize("NFKC", other) else repr
+            lines.append(
+                f"{len(self._alike)} of them are in the lexicon in another form, "
+                f"{show(word)} as {show(other)}: write both alike"
+            )
         return lines
 
     def text(self) -> str:

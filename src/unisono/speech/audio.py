@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,8 +27,9 @@ HIGHEST_RATE = 384_000
 _SCALE = 32768.0
 _BLOCK = 1 << 20
 _COMMAND_TIMEOUT_S = 300
-# A segment may end this much after its recording: times in segments are rounded.
-_SLACK_S = 0.1
+# A segment may end this much after its recording, as for Kaldi: times in segments are rounded, or
+# measured on other copies of the audio.
+_SLACK_S = 0.5
 
 
 class BadAudioError(Exception):
@@ -44,12 +47,10 @@ class Reader:
 
     Attributes:
         rate: The sample rate in Hz that comes out.
-        channel: Which channel, from 0.
         resample: Whether audio of another rate is converted, or refused.
     """
 
     rate: int
-    channel: int = 0
     resample: bool = False
 
     def length(self, utterance: Utterance) -> int:
@@ -61,7 +62,7 @@ class Reader:
         if utterance.is_command:
             return 0
         frames, rate, channels = probe(utterance.audio)
-        self._check(rate, channels)
+        self._check(rate, channels, utterance.channel)
         first, last = _bounds(utterance, frames, rate)
         return int((last - first) * self.rate / (rate * utterance.speed))
 
@@ -79,19 +80,12 @@ class Reader:
         Raises:
             BadAudioError: They cannot be read.
         """
-        soundfile = package("soundfile")
-        source: Any = utterance.audio
-        if utterance.is_command:
-            source = io.BytesIO(run_command(utterance.audio[:-1]))
-        try:
-            with soundfile.SoundFile(source) as file:
-                rate = int(file.samplerate)
-                self._check(rate, int(file.channels))
-                first, last = _bounds(utterance, int(file.frames), rate)
-                file.seek(first)
-                samples = _read(file, last - first, self.channel)
-        except (soundfile.SoundFileError, OSError, RuntimeError, ValueError) as error:
-            raise _unreadable(error) from None
+        with _opened(utterance) as file:
+            rate = int(file.samplerate)
+            self._check(rate, int(file.channels), utterance.channel)
+            first, last = _bounds(utterance, int(file.frames), rate)
+            file.seek(first)
+            samples = _read(file, last - first, utterance.channel)
         if not len(samples):
             raise BadAudioError(Reason.UNREADABLE, "it holds no samples")
         if not np.isfinite(samples).all():
@@ -101,20 +95,41 @@ class Reader:
             samples = package("soxr").resample(samples, played, self.rate, quality="HQ")
         return samples
 
-    def _check(self, rate: int, channels: int) -> None:
+    def _check(self, rate: int, channels: int, channel: int) -> None:
         if rate != self.rate and not self.resample:
             raise BadAudioError(Reason.RATE, f"{rate} Hz, not {self.rate} Hz")
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
             raise BadAudioError(
                 Reason.RATE, f"{rate} Hz, outside of {LOWEST_RATE} to {HIGHEST_RATE} Hz"
             )
-        if self.channel >= channels:
-            raise BadAudioError(
-                Reason.CHANNEL, f"{channels} channels, none numbered {self.channel}"
-            )
+        if channel >= channels:
+            raise BadAudioError(Reason.CHANNEL, f"{channels} channels, none numbered {channel}")
 
 
-@lru_cache(maxsize=4096)
+def sample_rate(utterance: Utterance) -> int:
+    """The sample rate in Hz of an utterance's audio; a command is run.
+
+    Raises:
+        BadAudioError: It cannot be read.
+    """
+    with _opened(utterance) as file:
+        return int(file.samplerate)
+
+
+@contextmanager
+def _opened(utterance: Utterance) -> Iterator[Any]:
+    soundfile = package("soundfile")
+    source: Any = utterance.audio
+    if utterance.is_command:
+        source = io.BytesIO(run_command(utterance.audio[:-1]))
+    try:
+        with soundfile.SoundFile(source) as file:
+            yield file
+    except (soundfile.SoundFileError, OSError, RuntimeError, ValueError) as error:
+        raise _unreadable(error) from None
+
+
+@lru_cache(maxsize=1 << 20)
 def probe(path: str) -> tuple[int, int, int]:
     """Reads the header of an audio file: samples, sample rate in Hz, channels.
 
@@ -133,6 +148,8 @@ def probe(path: str) -> tuple[int, int, int]:
 
 def _bounds(utterance: Utterance, frames: int, rate: int) -> tuple[int, int]:
     """The first sample of an utterance in its recording, and the one past its last."""
+    if not frames:
+        raise BadAudioError(Reason.UNREADABLE, "it holds no samples")
     length = frames / rate
     end = length if utterance.end is None else utterance.end
     # Compared in seconds: a time beyond all numbers of samples cannot be made one.
@@ -158,18 +175,28 @@ def _read(file: Any, count: int, channel: int) -> Samples:
     return np.concatenate(blocks)
 
 
+@lru_cache(maxsize=1)
 def run_command(command: str) -> bytes:
-    """What a command writes.
+    """What a command writes; that of the last one is kept for the next segment of its recording.
 
     Raises:
         BadAudioError: It fails, or takes longer than 5 minutes.
     """
     try:
         done = subprocess.run(
-            command, shell=True, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=True
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_COMMAND_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise BadAudioError(Reason.UNREADABLE, " ".join(str(error).split())) from None
+        raise _unreadable(error) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").split("\n")
+        why = next((line.strip() for line in reversed(said) if line.strip()), "it says nothing")
+        detail = f"command {command!r} ended with {done.returncode}: {why}"
+        raise BadAudioError(Reason.UNREADABLE, detail)
     return done.stdout
 
 

@@ -8,11 +8,28 @@ from pathlib import Path
 
 from unisono.events import UserError
 from unisono.speech.aside import Reason, SetAside
-from unisono.speech.audio import HIGHEST_RATE, LOWEST_RATE, BadAudioError, Reader, probe
+from unisono.speech.audio import (
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    BadAudioError,
+    Reader,
+    probe,
+    sample_rate,
+)
 from unisono.speech.datadir import Utterance, nothing_usable, read_data
-from unisono.speech.lexicon import UNKNOWN, Lexicon, Oov
+from unisono.speech.features import likeness
+from unisono.speech.lexicon import Lexicon, Oov
+from unisono.speech.paths import count_places
 from unisono.speech.stored import Stored, shape_of
 from unisono.speech.topology import FEWEST_FRAMES
+
+# Frames times places of an utterance whose best path is sought: at two bytes each, and some
+# times as many with neighbours told apart, more would fill the memory.
+_MOST_CELLS = 500_000_000
+# Features, and the rate of commands, are told by this many utterances at most; and bands by how
+# much alike neighbours are.
+_LOOKED_AT = 20
+_LIKE_BANDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +66,7 @@ def check_data(
     lexicon: Lexicon | None,
     *,
     stored: bool = False,
-    dimension: int = 0,
+    like: Stored | None = None,
 ) -> Checked:
     """Looks over a data directory: every text, and the header of every audio file or archive.
 
@@ -58,7 +75,7 @@ def check_data(
         intake: What is accepted.
         lexicon: To check transcripts with; None: they are not needed, and not checked.
         stored: Whether features made elsewhere are used, not audio.
-        dimension: Their dimension; 0: the commonest one of the corpus.
+        like: What they must be like; None: like most of the corpus.
 
     Raises:
         UserError: A file of the directory cannot be read, or no utterance can be used.
@@ -69,13 +86,14 @@ def check_data(
         aside,
         transcribed=lexicon is not None,
         allow_pipes=intake.allow_pipes,
+        channel=intake.channel,
         features=stored,
     )
     if lexicon is not None:
         utterances = _check_words(utterances, lexicon, intake.oov, aside)
     reader: Reader | Stored
     if stored:
-        reader = Stored(dimension=dimension or _commonest_dimension(utterances))
+        reader = like or _commonest_features(utterances)
     else:
         rate = intake.rate or _commonest_rate(utterances)
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
@@ -83,7 +101,7 @@ def check_data(
                 f"{folder}: a sample rate of {rate} Hz cannot be used; "
                 f"{LOWEST_RATE} to {HIGHEST_RATE}"
             )
-        reader = Reader(rate=rate, channel=intake.channel, resample=intake.resample)
+        reader = Reader(rate=rate, resample=intake.resample)
     usable = []
     for utterance in utterances:
         try:
@@ -91,20 +109,26 @@ def check_data(
         except BadAudioError as bad:
             aside.add(utterance.id, bad.reason, bad.detail)
             continue
-        if utterance.is_command or long_enough(utterance, frames, lexicon, aside):
+        if utterance.is_command or alignable(utterance, frames, lexicon, aside):
             usable.append(utterance)
     if not usable:
         raise nothing_usable(folder, aside)
     return Checked(utterances=usable, reader=reader, aside=aside)
 
 
-def long_enough(
-    utterance: Utterance, frames: int, lexicon: Lexicon | None, aside: SetAside
-) -> bool:
-    """Whether an utterance has the frames that its words need at least; else it is set aside."""
+def alignable(utterance: Utterance, frames: int, lexicon: Lexicon | None, aside: SetAside) -> bool:
+    """Whether an utterance has the frames that its words need, and not far too many of both.
+
+    Else it is set aside. Without a lexicon nothing is aligned: one frame is enough, and none too
+    many.
+    """
     needed = 1
     if lexicon is not None:
         needed = max(1, FEWEST_FRAMES * lexicon.shortest(utterance.words))
+        if frames * count_places(utterance.words, lexicon) > _MOST_CELLS:
+            detail = f"{frames} frames, {len(utterance.words)} words"
+            aside.add(utterance.id, Reason.TOO_LONG, detail)
+            return False
     if frames < needed:
         aside.add(utterance.id, Reason.TOO_SHORT, f"{frames} frames, {needed} are needed")
     return frames >= needed
@@ -113,7 +137,7 @@ def long_enough(
 def _check_words(
     utterances: list[Utterance], lexicon: Lexicon, oov: Oov, aside: SetAside
 ) -> list[Utterance]:
-    known = []
+    known, unknown = [], lexicon.unknown
     for utterance in utterances:
         missing = lexicon.missing(utterance.words)
         aside.add_words(missing)
@@ -121,14 +145,21 @@ def _check_words(
             aside.add(utterance.id, Reason.UNKNOWN_WORD, " ".join(sorted(set(missing))))
             continue
         if missing:
-            words = (word if word in lexicon.entries else UNKNOWN for word in utterance.words)
+            words = (word if word in lexicon.entries else unknown for word in utterance.words)
             utterance = replace(utterance, words=tuple(words))
         known.append(utterance)
+    aside.add_alike(lexicon.entries)
     return known
 
 
 def _commonest_rate(utterances: list[Utterance]) -> int:
-    """The sample rate of most utterances; where there is a tie, the highest of them."""
+    """The sample rate of most files; where there is a tie, the highest of them.
+
+    Where there are commands alone, that of the first one that writes audio.
+
+    Raises:
+        UserError: The first commands all fail.
+    """
     counts: Counter[int] = Counter()
     for utterance in utterances:
         if not utterance.is_command:
@@ -138,15 +169,25 @@ def _commonest_rate(utterances: list[Utterance]) -> int:
                 continue
             if LOWEST_RATE <= rate <= HIGHEST_RATE:
                 counts[rate] += 1
+    commands = [utterance for utterance in utterances if utterance.is_command]
+    if not counts and commands:
+        return _rate_of_commands(commands[:_LOOKED_AT])
     if not counts:
-        if any(utterance.is_command for utterance in utterances):
-            raise UserError("commands in wav.scp do not tell their sample rate: give --rate")
         return LOWEST_RATE
     return max(counts, key=lambda rate: (counts[rate], rate))
 
 
-def _commonest_dimension(utterances: list[Utterance]) -> int:
-    """The dimension of most utterances' features; where there is a tie, the highest of them."""
+def _rate_of_commands(utterances: list[Utterance]) -> int:
+    for utterance in utterances:
+        try:
+            return sample_rate(utterance)
+        except BadAudioError as bad:
+            failed = bad
+    raise UserError(f"commands in wav.scp write no audio: {failed.detail}")
+
+
+def _commonest_features(utterances: list[Utterance]) -> Stored:
+    """The features of most utterances; where there is a tie, those of the highest dimension."""
     counts: Counter[int] = Counter()
     for utterance in utterances:
         if not utterance.is_command:
@@ -156,4 +197,13 @@ def _commonest_dimension(utterances: list[Utterance]) -> int:
                 continue
     if not counts and any(utterance.is_command for utterance in utterances):
         raise UserError("commands alone in feats.scp do not tell the dimension: give archives")
-    return max(counts, key=lambda size: (counts[size], size), default=1)
+    size = max(counts, key=lambda size: (counts[size], size), default=1)
+    reader = Stored(dimension=size, bands=False)
+    found: list[float] = []
+    for utterance in utterances:
+        if not utterance.is_command and len(found) < _LOOKED_AT:
+            try:
+                found.append(likeness(reader.read(utterance)))
+            except BadAudioError:
+                continue
+    return replace(reader, bands=sum(found) > _LIKE_BANDS * len(found))

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.events import UserError
 from unisono.speech.aside import Reason, SetAside
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Where an utterance lies in a recording."""
+
+    recording: str
+    start: float = 0.0
+    end: float | None = None
+    channel: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +37,8 @@ class Utterance:
             ends in `|` and writes either.
         start: Where it begins in the recording, in seconds.
         end: Where it ends, in seconds; None: with the recording.
+        channel: Which channel of the recording, from 0.
+        transcribed: Whether there is a transcript, be it an empty one.
         speed: How many times as fast as it was recorded it is played, pitch and all.
         volume: How many times as loud as it was recorded the network hears it.
     """
@@ -34,6 +50,8 @@ class Utterance:
     audio: str
     start: float = 0.0
     end: float | None = None
+    channel: int = 0
+    transcribed: bool = False
     speed: float = 1.0
     volume: float = 1.0
 
@@ -54,6 +72,7 @@ def read_data(
     *,
     transcribed: bool,
     allow_pipes: bool = False,
+    channel: int = 0,
     features: bool = False,
 ) -> list[Utterance]:
     """Reads `wav.scp`, `utt2spk`, and where they are there or needed `segments` and `text`.
@@ -65,6 +84,7 @@ def read_data(
         aside: Takes the utterances that cannot be used.
         transcribed: Whether utterances without a transcript are set aside.
         allow_pipes: Whether wav.scp may hold commands.
+        channel: Which channel of recordings, where `segments` does not say.
         features: Whether to read `feats.scp`, a line an utterance, instead of audio.
 
     Returns:
@@ -77,22 +97,27 @@ def read_data(
         raise UserError(f"no data directory at {folder}")
     source = "feats.scp" if features else "wav.scp"
     recordings = _read_table(folder / source, aside)
+    if not (folder / "utt2spk").is_file():
+        raise UserError(
+            f"{folder} has no utt2spk: write a line an utterance, its name and its speaker "
+            "(where nobody knows the speakers, its name twice)"
+        )
     speakers = _read_table(folder / "utt2spk", aside)
     has_text = transcribed or (folder / "text").is_file()
     texts = _read_table(folder / "text", aside) if has_text else {}
     if (folder / "segments").is_file() and not features:
         pieces = _read_segments(folder / "segments", aside)
     else:
-        pieces = {name: (name, 0.0, None) for name in recordings}
+        pieces = {name: _Piece(name) for name in recordings}
     for name in texts:
         if name not in pieces:
             aside.add(name, Reason.NO_AUDIO, "it is in text only")
     usable = []
-    for name, (recording, start, end) in sorted(pieces.items()):
-        audio = recordings.get(recording, "")
+    for name, piece in sorted(pieces.items()):
+        audio = recordings.get(piece.recording, "")
         words = tuple(texts.get(name, "").split())
         if not audio:
-            aside.add(name, Reason.NO_AUDIO, f"{source} has nothing for {recording}")
+            aside.add(name, Reason.NO_AUDIO, f"{source} has nothing for {piece.recording}")
         elif audio.endswith("|") and not allow_pipes:
             aside.add(name, Reason.PIPE, audio)
         elif not speakers.get(name, "").split():
@@ -105,10 +130,12 @@ def read_data(
                     id=name,
                     speaker=speakers[name].split()[0],
                     words=words,
-                    recording=recording,
+                    recording=piece.recording,
                     audio=audio if audio.endswith("|") else str(folder / audio),
-                    start=start,
-                    end=end,
+                    start=piece.start,
+                    end=piece.end,
+                    channel=channel if piece.channel is None else piece.channel,
+                    transcribed=name in texts,
                 )
             )
     if not usable:
@@ -123,13 +150,18 @@ def nothing_usable(folder: Path, aside: SetAside) -> UserError:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Reads the lines of a text file that are not blank.
+    """Reads the lines of a text file, packed with gzip or not, that are not blank.
 
     Raises:
         UserError: The file is missing or is not UTF-8 text.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        text = content.decode("utf-8-sig")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"cannot unpack {path}: {error}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -152,18 +184,19 @@ def _read_table(path: Path, aside: SetAside) -> dict[str, str]:
     return table
 
 
-def _read_segments(path: Path, aside: SetAside) -> dict[str, tuple[str, float, float | None]]:
-    pieces: dict[str, tuple[str, float, float | None]] = {}
+def _read_segments(path: Path, aside: SetAside) -> dict[str, _Piece]:
+    pieces: dict[str, _Piece] = {}
     for name, value in _read_table(path, aside).items():
-        fields = value.split()
         try:
-            start, end = (float(field) for field in fields[1:3])
-            good = len(fields) in (3, 4) and 0 <= start < math.inf
+            recording, first, last, *channel = value.split()
+            start, end, side = float(first), float(last), [int(number) for number in channel]
+            good = len(side) <= 1 and min(side, default=0) >= 0 and 0 <= start < math.inf
             good = good and (end == -1 or start < end < math.inf)
         except ValueError:
             good = False
         if good:
-            pieces[name] = fields[0], start, None if end == -1 else end
+            pieces[name] = _Piece(recording, start, None if end == -1 else end, *side)
         else:
-            aside.add(name, Reason.SEGMENT, f"not 'recording start end': {value!r}")
+            detail = f"not 'recording start end', and a channel if need be: {value!r}"
+            aside.add(name, Reason.SEGMENT, detail)
     return pieces

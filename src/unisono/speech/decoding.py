@@ -84,5 +84,5 @@ class Decoder:
             _Task(graph=path, scores=np.ascontiguousarray(each * np.float32(scale)))
             for each in loglikes
         )
-        found = self._crew.map(_search, tasks, chunk=4)
+        found = self._crew.map(_search, tasks)
         return [tuple(self._words[label] for label in labels) for labels in found]

@@ -11,7 +11,7 @@ from unisono.speech.archives import write_archive
 
 
 def export(prep: Prep, out: Path) -> None:
-    """Writes feats.ark, ali.ark, the .scp files that point into them, and utt2spk.
+    """Writes feats.ark, ali.ark, the .scp files that point into them, and utt2spk, all sorted.
 
     Features are not normalised, as in the PREP; alignments have a state a frame.
 
@@ -25,14 +25,14 @@ def export(prep: Prep, out: Path) -> None:
     if os.path.lexists(out):
         raise UserError(f"{out} exists already; name another --out")
     place, table = out.resolve(), prep.table
-    bounds = list(zip(table.id, prep.starts[:-1], prep.starts[1:], strict=True))
+    bounds = sorted(zip(table.id, prep.starts[:-1], prep.starts[1:], strict=True))
     try:
         place.mkdir(parents=True)
         for name, array in (("feats", prep.frames), ("ali", prep.states)):
             objects = ((utterance, array[first:stop]) for utterance, first, stop in bounds)
             write_archive(place / f"{name}.ark", place / f"{name}.scp", objects)
         speakers = (table.speakers[row] for row in table.speaker)
-        lines = [f"{u} {who}\n" for u, who in zip(table.id, speakers, strict=True)]
+        lines = sorted(f"{u} {who}\n" for u, who in zip(table.id, speakers, strict=True))
         (place / "utt2spk").write_text("".join(lines), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}; choose another place") from None

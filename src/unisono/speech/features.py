@@ -41,16 +41,32 @@ def compute(kind: Features, samples: Array, rate: int) -> Array:
     return makers[kind](samples, rate)
 
 
-def cepstra_of(features: NDArray[np.float32]) -> NDArray[np.float32]:
+def likeness(features: NDArray[np.float32]) -> float:
+    """The mean correlation of neighbouring dimensions.
+
+    It tells log energies of bands (0.7 and more: neighbours overlap and are loud together) from
+    cepstra, with or without differences and pitch (below 0.35: to undo that is what they are for).
+    """
+    if features.shape[1] < 2:
+        return 0.0
+    x = features - features.mean(0)
+    x /= np.maximum(x.std(0), TINY)
+    return float((x[:, 1:] * x[:, :-1]).mean())
+
+
+def cepstra_of(features: NDArray[np.float32], *, bands: bool) -> NDArray[np.float32]:
     """What Gaussians can hear of features made elsewhere.
 
-    Up to 20 dimensions are taken for cepstra; more for log energies of bands, of whose cosine
-    transform the first 13 are.
+    Args:
+        features: Frames x D.
+        bands: Whether they are log energies of bands, of whose cosine transform the first 13
+            are heard; else they are taken for cepstra, of which up to 20 are heard, and of more
+            (as many as there are bands, or differences behind them) the first 13.
     """
-    bands = features.shape[1]
-    if bands <= _MOST_CEPSTRA:
-        return features
-    return np.asarray(features @ _dct(bands, _CEPSTRA).astype(np.float32))
+    size = features.shape[1]
+    if bands:
+        return np.asarray(features @ _dct(size, min(size, _CEPSTRA)).astype(np.float32))
+    return features if size <= _MOST_CEPSTRA else features[:, :_CEPSTRA]
 
 
 def fbank(samples: Array, rate: int, *, bands: int = 40) -> Array:

@@ -15,7 +15,7 @@ from unisono.speech.aside import Reason, SetAside
 from unisono.speech.checks import check_data
 from unisono.speech.datadir import nothing_usable, read_lines
 from unisono.speech.paths import Ints
-from unisono.speech.prepare import Preparation, corpus_of, hear_all
+from unisono.speech.prepare import Preparation, corpus_of, hear_all, scratch_beside
 
 # A state beyond this is taken for garbage: tables of all states are made.
 _MOST_STATES = 1_000_000
@@ -47,19 +47,21 @@ def prepare_given(
     aside = checked.aside
     say(f"{len(checked.utterances)} utterances can be used, {len(pointers)} are aligned")
     heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
-    kept = []
-    for utterance, heard in hear_all(checked, heldout, how, say):
-        states = _states(utterance.id, len(heard.network), pointers, aside)
-        if states is not None:
-            kept.append((utterance, heard, states))
-    for line in aside.summary():
-        say(line)
-    if all(utterance.speaker in heldout for utterance, _, _ in kept):
-        raise nothing_usable(data, aside)
-    count = 1 + max(int(states.max()) for _, _, states in kept)
-    facts = {**how.facts(), "alignments": str(alignments)}
-    files = {"set_aside.txt": aside.text().encode()}
-    return write_prep(out, corpus_of(data, kept, heldout, count), facts, beside=files)
+    with scratch_beside(out) as scratch:
+        kept = []
+        for utterance, heard in hear_all(checked, heldout, how, scratch, say):
+            states = _states(utterance.id, len(heard.network), pointers, aside)
+            if states is not None:
+                kept.append((utterance, heard, states))
+        for line in aside.summary():
+            say(line)
+        if all(utterance.speaker in heldout for utterance, _, _ in kept):
+            raise nothing_usable(data, aside)
+        count = 1 + max(int(states.max()) for _, _, states in kept)
+        facts = {**how.facts(), "alignments": str(alignments)}
+        files = {"set_aside.txt": aside.text().encode()}
+        corpus = corpus_of(data, kept, heldout, count, scratch)
+        return write_prep(out, corpus, facts, beside=files)
 
 
 def _index(path: Path) -> Mapping[str, Pointer]:

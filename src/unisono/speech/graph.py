@@ -55,6 +55,7 @@ class Ingredients:
         digest = hashlib.sha256()
         for part in (
             sorted(self.lexicon.entries.items()),
+            sorted(self.lexicon.shares.items()),
             [sorted(table.items()) for table in self.language.tables],
             self.topology.phones,
             self.tying.to_json(),
@@ -176,12 +177,13 @@ def _lexicon(ingredients: Ingredients) -> Machine:
             labels.append(extra + given[pronunciation])
             given[pronunciation] += 1
         at, output = 1, words[word]
+        cost = -math.log(ingredients.lexicon.shares.get((word, pronunciation), 1.0))
         for label in labels[:-1]:
-            arcs.append((at, states, label, output, 0.0))
-            at, output = states, 0
+            arcs.append((at, states, label, output, cost))
+            at, output, cost = states, 0, 0.0
             states += 1
-        arcs.append((at, 1, labels[-1], output, without))
-        arcs.append((at, 2, labels[-1], output, with_silence))
+        arcs.append((at, 1, labels[-1], output, cost + without))
+        arcs.append((at, 2, labels[-1], output, cost + with_silence))
     return Machine.of(arcs, [0.0 if state == 1 else math.inf for state in range(states)])
 
 

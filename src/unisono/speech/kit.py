@@ -53,6 +53,7 @@ class Kit:
         features: What the network hears.
         rate: The sample rate in Hz; 0 where features were made elsewhere.
         dimension: Numbers in a frame that the network hears.
+        bands: Whether features made elsewhere are log energies of bands.
         lexicon: The words.
         acoustic: The Gaussian model; its phones and states are the network's, too.
         language: The language model of all training text.
@@ -63,6 +64,7 @@ class Kit:
     features: Features
     rate: int
     dimension: int
+    bands: bool
     lexicon: Lexicon
     acoustic: Acoustic
     language: Ngrams
@@ -76,6 +78,7 @@ class Kit:
             "features": self.features.value,
             "rate": self.rate,
             "dimension": self.dimension,
+            "bands": self.bands,
             "silence": self.acoustic.silence,
             "phones": list(self.acoustic.topology.phones),
             "words": None if self.sample is None else [" ".join(w) for w in self.sample.words],
@@ -112,6 +115,8 @@ class Kit:
             UserError: There is none, or it is broken.
         """
         folder = place / FOLDER
+        if not place.is_dir():
+            raise UserError(f"there is no run and no PREP at {place}")
         if not (folder / "speech.json").is_file():
             raise UserError(
                 f"{place} cannot decode: it has no {FOLDER}/speech.json; "
@@ -147,6 +152,7 @@ class Kit:
                 features=Features(facts["features"]),
                 rate=int(facts["rate"]),
                 dimension=int(facts["dimension"]),
+                bands=bool(facts.get("bands", facts["dimension"] > 20)),
                 lexicon=Lexicon.read(folder / "lexicon.txt"),
                 acoustic=acoustic,
                 language=read_arpa(folder / "lm.arpa"),

@@ -18,6 +18,8 @@ from unisono.speech.viterbi import Block, Found
 ALIGNMENT_SCALE = 0.1
 """What log-likelihoods are multiplied by where paths are sought."""
 _FIRST_SILENCE = 0.5
+# Graphs of blocks are kept for the next pass up to so many places, some 300 bytes each.
+_MOST_PLACES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +83,7 @@ class Hearing:
     frames: Frames
     tying: Tying | None = None
     laid: dict[tuple[int, ...], Block] = field(default_factory=dict)
+    places: int = 0
 
 
 def open_frames(spoken: Spoken) -> Hearing:
@@ -98,6 +101,7 @@ def work(hearing: Hearing, task: Task) -> Done:
         if hearing.tying != task.model.tying:
             hearing.tying = task.model.tying
             hearing.laid.clear()
+            hearing.places = 0
         block = hearing.laid.get(task.block)
         if block is None:
             paths = [
@@ -105,7 +109,9 @@ def work(hearing: Hearing, task: Task) -> Done:
                 for u in task.block
             ]
             block = Block(paths, [last - first for first, last in bounds])
-            hearing.laid[task.block] = block
+            hearing.places += sum(len(each.state) for each in paths)
+            if hearing.places <= _MOST_PLACES:
+                hearing.laid[task.block] = block
         found = block.find(
             task.model.mixtures.loglikes(frames),
             task.model.topology.scores(),

@@ -184,6 +184,11 @@ def lay_paths(words: Sequence[str], lexicon: Lexicon, topology: Topology, tying:
     )
 
 
+def count_places(words: Sequence[str], lexicon: Lexicon) -> int:
+    """About how many places `lay_paths` lays where states do not depend on neighbours."""
+    return sum(8 + 3 * sum(map(len, lexicon.entries[word])) for word in words)
+
+
 def equal_states(words: Sequence[str], frames: int, lexicon: Lexicon, topology: Topology) -> Ints:
     """States for a flat start: silence, the words' first variants, silence, in equal parts.
 

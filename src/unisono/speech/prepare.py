@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
@@ -19,26 +20,36 @@ from unisono.speech.alignment import Aligned, Trainer
 from unisono.speech.aside import Reason
 from unisono.speech.audio import Reader
 from unisono.speech.boundaries import word_times
-from unisono.speech.checks import Checked, Intake, check_data, long_enough
+from unisono.speech.checks import Checked, Intake, alignable, check_data
 from unisono.speech.datadir import Utterance, nothing_usable
-from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.extraction import (
+    GAUSSIAN_WIDTH,
+    Heard,
+    gaussian_frames,
+    hear,
+    speaker_moments,
+)
 from unisono.speech.features import Features
-from unisono.speech.kit import FOLDER, Kit, Sample
-from unisono.speech.lexicon import Lexicon, Oov
+from unisono.speech.kit import FOLDER, Kit
+from unisono.speech.lexicon import SILENCE, Lexicon, Oov
 from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
-from unisono.speech.spectrum import SHIFT_S
+from unisono.speech.sampling import sample_of
+from unisono.speech.shelf import join
+from unisono.speech.spectrum import SHIFT_S, frame_shift
 from unisono.speech.stored import Stored
 
 WORDS = "words.ctm"
 """The file of a PREP that says when each word was said."""
 Say = Callable[[str], None]
-# Tuning decodes the sample some twenty times; more utterances would hardly change the choice.
-_SAMPLE = 200
+# Numbers below it keep three digits in half precision.
+_MOST_HALF = 1000
+_NAMES_SHOWN = 10
 _SPEEDS = (0.9, 1.1)
 _VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
+_GAUSSIANS_A_PHONE = 12
 _TRIPHONE_GAUSSIANS = 9000
 
 
@@ -58,7 +69,8 @@ class Preparation:
         intake: Which audio and which words are accepted.
         tying: How states are tied.
         states: Tied states, at most.
-        gaussians: Gaussians of the model, at most; 0: 1000 for monophones, 9000 for tied states.
+        gaussians: Gaussians of the model, at most; 0: 1000 for monophones (12 a phone, if that is
+            more), 9000 for tied states.
         language: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
@@ -139,40 +151,71 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     for line in aside.summary():
         say(line)
     heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
-    heard = hear_all(checked, heldout, how, say)
-    heard = [(u, h) for u, h in heard if long_enough(u, len(h.network), lexicon, aside)]
-    if all(u.speaker in heldout or u.speed != 1 for u, _ in heard):
-        raise nothing_usable(data, aside)
-    with tempfile.TemporaryDirectory(prefix="unisono-prepare-") as scratch:
-        model, paths = _align(heard, heldout, lexicon, Path(scratch), how, say)
+    with scratch_beside(out) as scratch:
+        heard = hear_all(checked, heldout, how, scratch, say)
+        heard = [(u, h) for u, h in heard if alignable(u, len(h.network), lexicon, aside)]
+        if all(u.speaker in heldout or u.speed != 1 for u, _ in heard):
+            raise nothing_usable(data, aside)
+        model, paths = _align(heard, heldout, lexicon, scratch, how, say)
         kept = [(u, h, path) for (u, h), path in zip(heard, paths, strict=True) if path is not None]
         for (utterance, _), found in zip(heard, paths, strict=True):
             if found is None:
                 aside.add(utterance.id, Reason.NO_PATH)
-        kit = _kit(kept, heldout, lexicon, language, model, checked.reader, how)
-        folder = Path(scratch) / FOLDER
+        if all(u.speaker in heldout for u, _, _ in kept):
+            raise nothing_usable(data, aside)
+        said = _said(kept, heldout, lexicon, model, say)
+        kit = _kit(kept, heldout, said, language, model, checked.reader, how)
+        folder = scratch / FOLDER
         folder.mkdir()
         kit.write(folder)
         aside.write(folder / "set_aside.txt")
         files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
-        files[WORDS] = word_times([(u, p) for u, _, p in kept], how.intake.channel).encode()
-    states = [(u, h, path.states) for u, h, path in kept]
-    corpus = corpus_of(data, states, heldout, model.tying.states)
-    if len(aside):
-        say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
-    return write_prep(out, corpus, how.facts(), beside=files)
+        shift = frame_shift(kit.rate) if kit.rate else SHIFT_S
+        files[WORDS] = word_times(((u, p) for u, _, p in kept), shift).encode()
+        states = [(u, h, path.states) for u, h, path in kept]
+        corpus = corpus_of(data, states, heldout, model.tying.states, scratch)
+        if len(aside):
+            say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
+        return write_prep(out, corpus, how.facts(), beside=files)
+
+
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """A folder on the disk that the PREP will be on, for as long as it is made.
+
+    All features of a corpus are kept there, so that it need not fit into memory; and a place
+    that cannot be written to is told of before work starts.
+
+    Raises:
+        UserError: There can be none.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(
+            prefix=f".{out.name}.",
+            dir=out.parent,
+            ignore_cleanup_errors=True,  # network file systems keep files that are still mapped
+        )
+    except OSError as error:
+        raise UserError(f"cannot write to {out.parent}: {error.strerror}") from None
+    with scratch as folder:
+        yield Path(folder)
 
 
 def _described(reader: Reader | Stored) -> str:
     if isinstance(reader, Stored):
-        return f"with features of dimension {reader.dimension}"
+        kind = "bands" if reader.bands else "cepstra"
+        return f"with features of dimension {reader.dimension} ({kind}, it seems)"
     return f"at {reader.rate} Hz"
 
 
 def hear_all(
-    checked: Checked, heldout: frozenset[str], how: Preparation, say: Say
+    checked: Checked, heldout: frozenset[str], how: Preparation, scratch: Path, say: Say
 ) -> list[tuple[Utterance, Heard]]:
-    """The features of all usable utterances, and of their copies at other speeds if asked for."""
+    """The features of all usable utterances, and of their copies at other speeds if asked for.
+
+    They lie in files in `scratch`.
+    """
     aside, utterances = checked.aside, list(checked.utterances)
     if how.perturb:
         train = [u for u in utterances if u.speaker not in heldout]
@@ -180,7 +223,15 @@ def hear_all(
     if how.volume:
         utterances = _at_volumes(utterances, heldout, how.seed)
     say(f"features: {how.features.value} of {len(utterances)} utterances")
-    return hear(utterances, checked.reader, how.features, aside, processes=how.processes, say=say)
+    return hear(
+        utterances,
+        checked.reader,
+        how.features,
+        aside,
+        processes=how.processes,
+        say=say,
+        scratch=scratch,
+    )
 
 
 def _at_volumes(
@@ -208,28 +259,71 @@ def _align(
     would take them for new evidence.
     """
     moments = speaker_moments(heard)
-    frames = np.concatenate([gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard])
-    np.save(scratch / "frames.npy", frames)
+    starts = np.cumsum([0] + [len(h.cepstra) for _, h in heard])
+    join(
+        (gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard),
+        scratch / "gaussian.npy",
+        (int(starts[-1]), GAUSSIAN_WIDTH * heard[0][1].cepstra.shape[1]),
+        "float32",
+    )
     spoken = Spoken(
-        file=scratch / "frames.npy",
-        starts=np.cumsum([0] + [len(h.cepstra) for _, h in heard]),
+        file=scratch / "gaussian.npy",
+        starts=starts,
         words=[u.words for u, _ in heard],
         lexicon=lexicon,
     )
-    del frames
     train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout and u.speed == 1]
     with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
         if how.tying is Tie.NONE:
-            model = trainer.monophones(train, how.gaussians or _MONOPHONE_GAUSSIANS)
+            model = trainer.monophones(train, how.gaussians or monophone_gaussians(lexicon))
         else:
             model = trainer.triphones(
-                trainer.monophones(train, _MONOPHONE_GAUSSIANS),
+                trainer.monophones(train, monophone_gaussians(lexicon)),
                 train,
                 most=how.states,
                 gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
             )
         aligned = trainer.align(model, range(len(heard)))
+    spoken.file.unlink()
     return model, [aligned[n] for n in range(len(heard))]
+
+
+def monophone_gaussians(lexicon: Lexicon) -> int:
+    """Gaussians of monophones, at most.
+
+    Where tones, stress or places in a word tell many phones apart, 1000 would be too few for
+    some of each state.
+    """
+    return max(_MONOPHONE_GAUSSIANS, _GAUSSIANS_A_PHONE * len(lexicon.phones))
+
+
+def _said(
+    kept: Sequence[tuple[Utterance, Heard, Aligned]],
+    heldout: frozenset[str],
+    lexicon: Lexicon,
+    model: Acoustic,
+    say: Say,
+) -> Lexicon:
+    """The lexicon without phones that nobody says in training.
+
+    Nothing is known of how they sound: their Gaussians are still those of everything, which fit
+    any voice that is unlike the others better than the phones that it says.
+    """
+    states: set[int] = set()
+    for utterance, _, path in kept:
+        if utterance.speaker not in heldout:
+            states.update(np.unique(path.states).tolist())
+    names = model.topology.phones
+    phones = {SILENCE, *(names[phone] for phone in model.tying.phones_of(states))}
+    usable = lexicon.within(phones)
+    lost = sorted(set(lexicon.entries) - set(usable.entries))
+    if lost:
+        silent = ", ".join(sorted(set(names) - phones)[:_NAMES_SHOWN])
+        say(
+            f"{len(lost)} words cannot be found, as {lost[0]}: nobody says their phones in "
+            f"training ({silent})"
+        )
+    return usable
 
 
 def _kit(
@@ -244,52 +338,22 @@ def _kit(
     whole = tuning = language
     if whole is None or tuning is None:
         said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
-        whole = estimate([words for words, _ in said], lexicon.words, how.order)
-        tuning = estimate([words for words, out in said if not out], lexicon.words, how.order)
+        # Words that are silence or noise are heard only where people write them.
+        written = {word for words, _ in said for word in words}
+        known = lexicon.spoken | (written & lexicon.entries.keys())
+        whole = estimate([words for words, _ in said], known, how.order)
+        tuning = estimate([words for words, out in said if not out], known, how.order)
     return Kit(
         features=how.features,
         rate=0 if isinstance(reader, Stored) else reader.rate,
         dimension=kept[0][1].network.shape[1],
+        bands=isinstance(reader, Stored) and reader.bands,
         lexicon=lexicon,
         acoustic=model,
         language=whole,
         tuning_language=tuning,
-        sample=_sample([(u, h) for u, h, _ in kept if u.speaker in heldout]),
+        sample=sample_of([(u, h) for u, h, _ in kept if u.speaker in heldout]),
     )
-
-
-def _sample(heldout: Sequence[tuple[Utterance, Heard]]) -> Sample | None:
-    """Some held-out utterances, evenly spread over the speakers."""
-    if not heldout:
-        return None
-    moments = speaker_moments(heldout)
-    everything = network_frames(heldout)
-    some = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, _SAMPLE)})
-    return Sample(
-        starts=np.cumsum([0] + [len(heldout[n][1].network) for n in some]),
-        network=np.concatenate([everything[n] for n in some]),
-        gaussian=np.concatenate(
-            [gaussian_frames(heldout[n][1].cepstra, moments[heldout[n][0].speaker]) for n in some]
-        ),
-        words=[heldout[n][0].words for n in some],
-    )
-
-
-def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> list[np.ndarray]:
-    """What the network hears, each speaker's frames to mean 0 and standard deviation 1."""
-    corpus = Corpus(
-        origin="speech",
-        frames=np.concatenate([h.network for _, h in heard]),
-        states=np.zeros(0, dtype=np.int64),
-        starts=np.cumsum([0] + [len(h.network) for _, h in heard]),
-        utterances=[u.id for u, _ in heard],
-        speakers=[u.speaker for u, _ in heard],
-        parts=[Part.TEST] * len(heard),
-        state_count=1,
-    )
-    mean, std = corpus.speaker_moments()
-    rows = {name: row for row, name in enumerate(corpus.speaker_names())}
-    return [(h.network - mean[rows[u.speaker]]) / std[rows[u.speaker]] for u, h in heard]
 
 
 def corpus_of(
@@ -297,14 +361,21 @@ def corpus_of(
     kept: Sequence[tuple[Utterance, Heard, Ints]],
     heldout: frozenset[str],
     states: int,
+    scratch: Path,
 ) -> Corpus:
     """What a PREP is written from: features and aligned states, so many in all."""
-    frames = np.concatenate([h.network for _, h, _ in kept])
+    starts = np.cumsum([0] + [len(h.network) for _, h, _ in kept])
+    small = all(np.abs(h.network).max() < _MOST_HALF for _, h, _ in kept)
     return Corpus(
         origin=str(data),
-        frames=frames.astype(np.float16) if np.abs(frames).max() < 1000 else frames,
+        frames=join(
+            (h.network for _, h, _ in kept),
+            scratch / "network.npy",
+            (int(starts[-1]), kept[0][1].network.shape[1]),
+            "float16" if small else "float32",
+        ),
         states=np.concatenate([s for _, _, s in kept]),
-        starts=np.cumsum([0] + [len(h.network) for _, h, _ in kept]),
+        starts=starts,
         utterances=[u.id for u, _, _ in kept],
         speakers=[u.speaker for u, _, _ in kept],
         parts=[Part.HELDOUT if u.speaker in heldout else Part.TRAIN for u, _, _ in kept],

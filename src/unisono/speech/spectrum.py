@@ -25,6 +25,11 @@ def frame_count(samples: int, rate: int) -> int:
     return 0 if samples < window else 1 + (samples - window) // shift
 
 
+def frame_shift(rate: int) -> float:
+    """The seconds from frame to frame: 10 ms, less the part of a sample that is left over."""
+    return _sizes(rate)[1] / rate
+
+
 def spectra(samples: Array, rate: int, bank: Array) -> tuple[Array, Array]:
     """Mel energies and log energy of each frame.
 

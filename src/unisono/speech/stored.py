@@ -16,9 +16,11 @@ class Stored:
 
     Attributes:
         dimension: The numbers in a frame that are needed.
+        bands: Whether they are log energies of bands, or else cepstra.
     """
 
     dimension: int
+    bands: bool
 
     def frames(self, utterance: Utterance) -> int:
         """The utterance's frames, from the header of its matrix alone (0 for a command).

@@ -14,6 +14,8 @@ from unisono.speech.paths import Ints
 from unisono.speech.topology import FEWEST_FRAMES, Topology
 from unisono.speech.tying import Ask, Node, Side, Tying
 
+Neighbours = NDArray[np.int16]
+"""Left, phone, right and local state, a row a frame: small, for all frames have one."""
 _LEAST_GAIN = 300.0
 _FEWEST = 50.0
 
@@ -37,7 +39,7 @@ class Contexts:
     sums: Floats
 
 
-def contexts_of(states: Ints, topology: Topology) -> Ints:
+def contexts_of(states: Ints, topology: Topology) -> Neighbours:
     """Left, phone, right and local state of each frame of an aligned utterance: T x 4.
 
     A phone begins where another one is, or where the states of a phone begin again (those of
@@ -50,10 +52,10 @@ def contexts_of(states: Ints, topology: Topology) -> Ints:
     begins[1:] = (phone[1:] != phone[:-1]) | (ordered[1:] & (local[1:] < local[:-1]))
     said = np.concatenate([[0], phone[begins], [0]])
     at = np.cumsum(begins)
-    return np.stack([said[at - 1], phone, said[at + 1], local], axis=1)
+    return np.stack([said[at - 1], phone, said[at + 1], local], axis=1).astype(np.int16)
 
 
-def count_contexts(pieces: Iterable[tuple[Frames, Ints]]) -> Contexts:
+def count_contexts(pieces: Iterable[tuple[Frames, Neighbours]]) -> Contexts:
     """Adds up frames by their contexts; each piece has frames and what `contexts_of` gave."""
     known: dict[tuple[int, ...], Floats] = {}
     for frames, contexts in pieces:
@@ -97,21 +99,28 @@ def make_questions(contexts: Contexts, phones: int) -> list[frozenset[int]]:
     questions = {frozenset([phone]) for phone in range(phones)}
     for local in range(FEWEST_FRAMES):
         mine = contexts.local == local
-        groups = [
-            (frozenset([p]), contexts.sums[mine & (contexts.phone == p)].sum(0))
-            for p in range(phones)
-            if (mine & (contexts.phone == p)).any()
-        ]
+        said = [p for p in range(phones) if (mine & (contexts.phone == p)).any()]
+        groups = [frozenset([p]) for p in said]
+        sums = np.stack([contexts.sums[mine & (contexts.phone == p)].sum(0) for p in said])
+        # What each pair loses; only a new group's row is computed when two have become one.
+        loss = np.full((len(groups), len(groups)), np.inf)
+        for row in range(1, len(groups)):
+            loss[:row, row] = _loss(sums[:row], sums[row])
         while len(groups) > 2:
-            sums = np.stack([own for _, own in groups])
-            alone = likelihood(sums)
-            loss = alone[:, None] + alone - likelihood(sums[:, None] + sums)
-            loss[np.tril_indices(len(groups))] = np.inf
             i, j = np.unravel_index(int(np.argmin(loss)), loss.shape)
-            joined = groups[i][0] | groups[j][0], groups[i][1] + groups[j][1]
-            groups = [g for n, g in enumerate(groups) if n not in (i, j)] + [joined]
-            questions.add(joined[0])
+            joined, total = groups[i] | groups[j], sums[i] + sums[j]
+            rest = [n for n in range(len(groups)) if n not in (i, j)]
+            groups = [*(groups[n] for n in rest), joined]
+            sums = np.concatenate([sums[rest], total[None]])
+            loss = np.pad(loss[np.ix_(rest, rest)], (0, 1), constant_values=np.inf)
+            loss[:-1, -1] = _loss(sums[:-1], total)
+            questions.add(joined)
     return sorted(questions, key=lambda q: (len(q), sorted(q)))
+
+
+def _loss(each: Floats, other: Floats) -> Floats:
+    """The likelihood that is lost when each of some groups shares a Gaussian with another one."""
+    return likelihood(each) + likelihood(other) - likelihood(each + other)
 
 
 @dataclass(frozen=True, eq=False)

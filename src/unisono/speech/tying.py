@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Union
@@ -64,6 +64,14 @@ class Tying:
     def contextual(self) -> bool:
         """Whether any question is asked at all."""
         return not all(self.free(phone) for phone in range(len(self.trees)))
+
+    def phones_of(self, states: Collection[int]) -> set[int]:
+        """The phones that have any of some states."""
+        return {
+            phone
+            for phone, trees in enumerate(self.trees)
+            if any(leaf in states for tree in trees for leaf in leaves(tree))
+        }
 
     def row(self, left: int, phone: int, right: int) -> tuple[int, ...]:
         """The numbers of a phone's states between two neighbours."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -19,14 +19,15 @@ from unisono.speech.checks import Intake, check_data
 from unisono.speech.crew import Crew
 from unisono.speech.datadir import Utterance, nothing_usable
 from unisono.speech.decoding import Decoder, Words
-from unisono.speech.extraction import Heard, gaussian_frames, hear, speaker_moments
+from unisono.speech.extraction import Heard, gaussian_frames, hear, network_frames, speaker_moments
 from unisono.speech.features import Features
 from unisono.speech.graph import Ingredients, build_graph, cached_graph
 from unisono.speech.kit import FOLDER, Kit
 from unisono.speech.ngram import Ngrams, read_language
 from unisono.speech.packages import package
-from unisono.speech.prepare import network_frames
+from unisono.speech.prepare import scratch_beside
 from unisono.speech.scoring import Score, score
+from unisono.speech.stored import Stored
 from unisono.speech.tuning import Tuned, tune
 from unisono.training.keep import PRIORS
 from unisono.training.network import Network
@@ -67,13 +68,15 @@ class Ear:
         Raises:
             UserError: It is neither, or was not made from speech.
         """
+        network: Network | None = None
+        if (place / "config.toml").is_file():
+            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
         self.kit = Kit.read(place)
         self.cache: Path | None = None
         self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
         self._identity = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes()).hexdigest()
         self._crew: Crew[Network] | None = None
-        if (place / "config.toml").is_file():
-            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
+        if network is not None:
             self._priors = _read_priors(place / FOLDER / PRIORS)
             self._identity += network.fingerprint() + self._priors.tobytes().hex()
             self.cache = place / FOLDER / "graphs"
@@ -108,8 +111,8 @@ class Ear:
             return list(self._listen(self._crew, np.split(sample.network, cuts)))
         return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
 
-    def _listen(self, crew: Crew[Network], frames: Sequence[Frames]) -> Iterator[Frames]:
-        for posteriors in crew.map(Network.log_posteriors, frames, chunk=4):
+    def _listen(self, crew: Crew[Network], frames: Iterable[Frames]) -> Iterator[Frames]:
+        for posteriors in crew.map(Network.log_posteriors, frames):
             yield posteriors - self._priors
 
 
@@ -137,14 +140,22 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
         raise UserError(f"{out} exists already; name another --out")
     for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
         package(name)  # said before an hour of work, not after it
-    with Ear(place, how.processes) as ear:
-        return _decode(ear, data, out, how, say)
+    with Ear(place, how.processes) as ear, scratch_beside(out) as scratch:
+        return _decode(ear, data, out, how, scratch, say)
 
 
-def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
+def _decode(
+    ear: Ear, data: Path, out: Path, how: Decoding, scratch: Path, say: Say
+) -> Score | None:
     kit = ear.kit
-    intake, stored = replace(how.intake, rate=kit.rate), kit.features is Features.KALDI
-    checked = check_data(data, intake, None, stored=stored, dimension=kit.dimension)
+    language, tuning_language = _languages(kit, how, say)
+    checked = check_data(
+        data,
+        replace(how.intake, rate=kit.rate),
+        None,
+        stored=kit.features is Features.KALDI,
+        like=Stored(dimension=kit.dimension, bands=kit.bands),
+    )
     say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
     heard = hear(
         checked.utterances,
@@ -153,12 +164,12 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
         checked.aside,
         processes=how.processes,
         say=say,
+        scratch=scratch,
     )
     for line in checked.aside.summary():
         say(line)
     if not heard:
         raise nothing_usable(data, checked.aside)
-    language, tuning_language = _languages(kit, how, say)
     tuned = _tune(ear, tuning_language, how, say)
     ingredients = _ingredients(kit, language)
     machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
@@ -175,7 +186,7 @@ def _decode(ear: Ear, data: Path, out: Path, how: Decoding, say: Say) -> Score |
         "utterances": len(heard),
         "set_aside": len(checked.aside),
     }
-    said = {u.id: u.words for u, _ in heard if u.words}
+    said = {u.id: u.words for u, _ in heard if u.transcribed}
     result = None
     if said:
         result = score(said, by_name, {u.id: u.speaker for u, _ in heard})

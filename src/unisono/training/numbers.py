@@ -11,13 +11,13 @@ MOST_EVALUATIONS = 30
 """Averages that are tried at the end, at most."""
 
 
-def round_count(examples: int, every: int, first: int, last: int) -> int:
-    """Rounds of a run, each of ``every`` examples of each learner; the last may be short.
+def round_count(minibatches: int, share: int, first: int, last: int) -> int:
+    """Rounds of a run, each of ``share`` minibatches of each learner; the last may be short.
 
     Where the learners ramp from ``first`` to ``last`` there are (first + last) / 2 on average:
-    Kaldi's 2 archives / (first + last), of archives of ``every`` examples.
+    Kaldi's 2 archives / (first + last), of archives of ``share`` minibatches.
     """
-    return max(1, math.ceil(2 * examples / (every * (first + last))))
+    return max(1, math.ceil(2 * minibatches / (share * (first + last))))
 
 
 def learners_in(round_: int, rounds: int, first: int, last: int) -> int:
@@ -46,7 +46,7 @@ def combined_rounds(rounds: int, half_epoch: int, most: int) -> list[int]:
 
     Args:
         rounds: Rounds of the run.
-        half_epoch: Rounds in half an epoch.
+        half_epoch: Rounds in half an epoch, with the learners of the end.
         most: Models to combine.
     """
     if most == 0:

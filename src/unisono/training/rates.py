@@ -8,12 +8,15 @@ from unisono.optim.schedules import Constant, Exponential, Power, Schedule, Warm
 from unisono.strategies.registry import make
 
 
-def rate_factor(config: Config) -> float:
-    """By what the rate of one learner is multiplied: the strategy's rule, where it is asked for."""
+def rate_factor(config: Config, learners: int | None = None) -> float:
+    """By what the rate of one learner is multiplied: the strategy's rule, where it is asked for.
+
+    ``learners``: so many take part; by default those that the run begins with.
+    """
     if not config.rate.scaled or config.optimizer is OptimizerChoice.ADAMW:
         return 1.0
     strategy = make(config.strategy_name, config.agreement)
-    factor = strategy.rate_factor(config.first_learners)
+    factor = strategy.rate_factor(learners or config.first_learners)
     if folds_momentum(config):
         return factor / (1 - config.rate.momentum)
     if config.rate.most == 0:

@@ -24,6 +24,7 @@ from unisono.training.numbers import (
     progress_in,
     round_count,
 )
+from unisono.training.rates import rate_factor
 
 
 def check_recipe(config: Config) -> None:
@@ -63,7 +64,9 @@ def check_rounds(config: Config, frames: int) -> None:
     if not config.recipe.enabled or not isinstance(strategy, Averaging):
         return
     total, learners = frames * config.epochs, config.first_learners
-    if round_count(total, strategy.every, learners, learners) < 2:
+    minibatches = math.ceil(frames / config.minibatch) * config.epochs
+    share = strategy.terms(config.minibatch).share
+    if round_count(minibatches, share, learners, learners) < 2:
         pace = max(config.minibatch, total // (20 * learners))
         raise UserError(
             f"recipe.enabled: {total} frames are one round of {learners} learners with "
@@ -135,6 +138,7 @@ class Rules:
         optimizer: Optimizer,
         schedule: Schedule,
         examples: int,
+        minibatch: int,
         ask: Callable[[int], None] = lambda learners: None,
     ) -> None:
         """Nothing is trained yet.
@@ -145,23 +149,26 @@ class Rules:
             optimizer: By what.
             schedule: Of the learning rate.
             examples: Of one epoch.
+            minibatch: Examples of a minibatch.
             ask: Asks for so many learners, where they ramp up.
         """
-        self._recipe = config.recipe
+        self._config, self._recipe = config, config.recipe
         self._model, self._optimizer, self._schedule = model, optimizer, schedule
         self._objective = Objective()
         self._dropout = dropout_of(config)
         self._first, self._most = config.first_learners, config.learner_range[1]
         self._ramps = config.recipe.enabled and config.recipe.first_learners > 0
         self._members = 0
+        self._growth = 1.0  # of the rate, since those that the run began with
         self._decay = decay_of(config)
-        self._examples, self._epochs, self._ask = examples, config.epochs, ask
+        self._minibatch, self._ask = minibatch, ask
+        self._per_epoch = math.ceil(examples / minibatch)
+        self._total = self._per_epoch * config.epochs
         self._round, self._seen = -1, 0.0
         self._bound = 0.0
         if isinstance(optimizer, NaturalGradientSGD):
             self._bound = optimizer.max_change_total
-        self._rounds, self._part = 1, 1.0
-        self._wanted: list[int] = []
+        self._rounds, self._share = 1, 1
         self.states: list[dict[str, Tensor]] = []
         """The models of the rounds that are to be combined, as far as they have come."""
 
@@ -170,12 +177,9 @@ class Rules:
         if not self._recipe.enabled:
             return strategy
         assert isinstance(strategy, Averaging)
-        total = self._examples * self._epochs
+        self._share = strategy.terms(self._minibatch).share
         last = self._most if self._ramps else self._first
-        self._rounds = round_count(total, strategy.every, self._first, last)
-        self._part = strategy.every / total
-        half_epoch = self._rounds // (2 * self._epochs)
-        self._wanted = combined_rounds(self._rounds, half_epoch, self._recipe.combine)
+        self._rounds = round_count(self._total, self._share, self._first, last)
         rule = CountedKeepGood(
             tell=self._objective.take,
             gap=self._recipe.gap,
@@ -190,10 +194,11 @@ class Rules:
         if self._recipe.enabled and learner.rounds != self._round:
             self._begin_round(learner)
         if self._recipe.enabled and self._recipe.rate_by_round:
-            seen = progress_in(self._seen, self._part * self._members)
+            seen = progress_in(self._seen, self._share * self._members / self._total)
         rate = self._schedule.rate(seen)
-        if self._recipe.enabled:
-            rate *= self._growth
+        rate *= self._growth
+        if self._gentle:  # Kaldi's loss is a sum, so half a minibatch steps half as far; a mean's
+            rate /= 2  # gradient is as long for a half as for the whole
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
@@ -216,35 +221,45 @@ class Rules:
         self._seen = learner.progress
         if self._ramps and learner.number == 0:
             self._ask(self._planned(learner.rounds))
-        if learner.rounds - 1 in self._wanted:
+        if learner.rounds - 1 in self._combined(learner.rounds):
             with learner.consensus() as model:
                 self.states.append(copy_state(model))
+            del self.states[: -self._recipe.combine]
 
     @property
     def _gentle(self) -> bool:
         return self._recipe.enabled and self._recipe.gentle_first and self._round == 0
-
-    @property
-    def _growth(self) -> float:
-        """Learners that take part, as a multiple of those that the run began with."""
-        return self._members / self._first
 
     def _planned(self, round_: int) -> int:
         if not self._ramps:
             return self._first
         return learners_in(min(round_, self._rounds), self._rounds, self._first, self._most)
 
+    def _combined(self, done: int) -> list[int]:
+        """The rounds whose models are to be combined, as it looks after ``done`` rounds.
+
+        How many there will be changes as learners come and go. Once all is seen, the last round is
+        among them whatever happened before.
+        """
+        left = round((1.0 - self._seen) * self._total)
+        last = max(self._members, self._most) if self._ramps else self._members
+        ahead = round_count(left, self._share, self._members, last) if left else 0
+        half_epoch = self._per_epoch // (2 * self._share * last)
+        return combined_rounds(done + ahead, half_epoch, self._recipe.combine)
+
     def _count(self, members: int) -> None:
         self._members = members
 
     def _begin_round(self, learner: Learner) -> None:
-        if self._round < 0 and learner.rounds > 0:
-            self._seen = learner.progress  # resumed, or a newcomer
+        self._members = self._members or self._planned(learner.rounds)
+        if learner.rounds not in (0, self._round + 1):  # resumed, or a newcomer
+            reached = round(learner.progress * self._total)  # with the first step of each learner
+            self._seen = max(reached - self._members, 0) / self._total
         self._round = learner.rounds
-        self._members = self._members or self._planned(self._round)
+        self._growth = rate_factor(self._config, self._members) / rate_factor(self._config)
         if self._recipe.divide_decay:
             for group in self._optimizer.param_groups:
-                group["weight_decay"] = self._decay / self._growth
+                group["weight_decay"] = self._decay * self._first / self._members
         if isinstance(self._optimizer, NaturalGradientSGD):
             shorter = math.sqrt(2.0) if self._gentle else 1.0
             self._optimizer.max_change_total = self._bound / shorter

@@ -66,6 +66,11 @@ def check(config: Config) -> None:
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
     prep = open_data(config)
+    if config.validation.wanted and not prep.frames_of(Part.HELDOUT):
+        raise UserError(
+            f"PREP {prep.path} holds no speaker out to check the model on: train with "
+            "--validation none, or prepare it with some"
+        )
     frames = prep.frames_of(Part.TRAIN)
     check_rounds(config, frames)
     minibatches = -(-frames // config.minibatch) * config.epochs

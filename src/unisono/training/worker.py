@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
+from unisono.config import Config, DeviceChoice, OptimizerChoice
 from unisono.data import ChunkSource, FrameSource, Part
 from unisono.events import UserError
 from unisono.learner.learner import Learner
@@ -52,7 +52,10 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
     momentum = 0.0 if folds_momentum(config) else config.rate.momentum
     if config.optimizer is OptimizerChoice.NG_SGD:
         options = config.natural_gradient.model_dump()
-        return NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
+        bound = options.pop("max_change_output")
+        natural = NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
+        natural.param_groups[-1]["max_change"] = bound  # the output layer is the last of all
+        return natural
     return torch.optim.SGD(
         model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
     )
@@ -86,8 +89,7 @@ class Worker:
         self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
         checks = self._config.validation
-        checked = checks.enabled and checks.on is ValidationChoice.HELDOUT
-        self._heldout = self._source(Part.HELDOUT) if checked else None
+        self._heldout = self._source(Part.HELDOUT) if checks.wanted else None
         self._apart = checks.halves
         if self._heldout is not None:
             everyone = np.zeros(len(self._heldout), dtype=np.int64)
@@ -99,17 +101,18 @@ class Worker:
         """Trains to the end; the learner that leads writes the model."""
         config = self._config
         optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
+        minibatch = examples_in(config, config.minibatch)
         rules = Rules(
             config,
             self._model,
             optimizer,
             self._schedule,
             len(self._train),
+            minibatch,
             ask=self._run.write_wanted,
         )
         strategy = rules.strategy(strategy_of(config))
         every = examples_in(config, config.validation.every) or len(self._train)
-        minibatch = examples_in(config, config.minibatch)
         with Learner(
             self._model,
             optimizer,
