@@ -6,18 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 pytest.register_assert_rewrite("unisono.testing.conformance")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The machine's cores are for the players."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import copy
 import gc
 import math
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,8 @@ INPUTS, HIDDEN, CLASSES, ROWS = 7, 9, 5, 32
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _seeded() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def network(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:

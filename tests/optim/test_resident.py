@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from unisono.events import UserError
 from unisono.optim.fisher import FisherEstimate
 from unisono.optim.layer import Estimation, NaturalProduct, Side
 from unisono.optim.max_change import BoundedStep, Move, take
@@ -205,3 +207,18 @@ def test_a_bounded_step_is_the_step_that_is_taken_otherwise() -> None:
     assert not bool(bounded.take(wants))
     for a, b in zip(ours, before, strict=True):
         assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "alpha", "problem"), [(7, 0.0, "alpha is 0"), (1, 4.0, "a single number")]
+)
+def test_what_it_cannot_do_is_refused(outputs: int, alpha: float, problem: str) -> None:
+    shapes = [Shape(inputs=5, outputs=outputs)]
+    with pytest.raises(UserError, match=problem):
+        ResidentNaturalGradient(
+            shapes,
+            replace(ESTIMATION, alpha=alpha),
+            mean=True,
+            dtype=torch.float32,
+            device=HOST,
+        )

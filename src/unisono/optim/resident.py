@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unisono.events import UserError
 from unisono.optim.fisher import DELTA, EPSILON, FisherEstimate
 from unisono.optim.layer import Estimation, Side
 from unisono.optim.natural_gradient import MOST_FORGOTTEN
@@ -62,8 +63,8 @@ class ResidentNaturalGradient:
     something, at any time before the next call of `turn` for them. So both can be captured in
     graphs, and `follow` may run beside the next minibatch's passes.
 
-    **Padding.** Rows end with zeros up to a multiple of 16 numbers, which change nothing: matrices
-    of 10217 columns are multiplied four times as fast as 10224.
+    **Padding.** Rows end with zeros up to a multiple of 16 numbers, which change nothing but the
+    time: a GPU multiplies rows of 10224 numbers four times as fast as those of 10217.
 
     **Precision.** Rows are multiplied in their own dtype, and what has rank x D numbers or less is
     float64. With float32 rows it agrees with `OnlineNaturalGradient` to 1e-5; with bfloat16 rows
@@ -85,11 +86,19 @@ class ResidentNaturalGradient:
 
         Args:
             shapes: Of each layer.
-            estimation: Ranks, history and smoothing; when to update is the caller's matter.
+            estimation: Ranks, history and smoothing, of which there must be some (alpha above 0);
+                when to update is the caller's matter.
             mean: Whether the derivatives are those of a mean over the rows.
             dtype: Of the rows.
             device: Where they are.
+
+        Raises:
+            UserError: There is no smoothing, or a layer has rows of one number.
         """
+        if estimation.alpha <= 0:
+            raise UserError("natural gradient on a device: alpha is 0; give it some smoothing")
+        if any(shape.width(side) < 2 for shape in shapes for side in Side):
+            raise UserError("natural gradient on a device: a layer has rows of a single number")
         self.shapes = list(shapes)
         self._estimation, self._mean = estimation, mean
         self._precision = LEAST_BFLOAT16 if dtype is torch.bfloat16 else LEAST
