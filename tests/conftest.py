@@ -10,13 +10,16 @@ import pytest
 import torch
 
 
+def pytest_configure() -> None:
+    """The models of tests are small: threads of a busy machine would wait for each other."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The models of tests are small: threads of a busy machine would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """A training in this process may have set as many as there are cores."""
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
