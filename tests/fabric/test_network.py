@@ -19,7 +19,6 @@ from unisono.events import UserError
 from unisono.fabric import (
     COORDINATOR,
     Address,
-    Cancelled,
     Gone,
     Member,
     TensorVector,
@@ -451,60 +450,3 @@ def test_tags_are_for_one_place_in_one_direction_of_one_connection() -> None:
     assert len(set(tags)) == len(tags)
     with pytest.raises(Forged):
         proofs.check("answer", proofs.proof("call"))
-
-
-@pytest.fixture
-def deaf() -> Iterator[Place]:
-    """A place at which connections are taken, and nobody ever speaks."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Place("127.0.0.1", listener.getsockname()[1])
-
-
-def impatient_host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    monkeypatch.setattr("unisono.fabric.handshake.SHAKE_S", 0.1)
-    return Host(network=Network(TOKEN, "127.0.0.1", patience=0.5))
-
-
-def test_a_learner_that_cannot_reach_another_says_so(
-    deaf: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = impatient_host(monkeypatch)
-    try:
-        node = host.node(A)
-        node.meet(Member(B, str(deaf)))
-        node.port("x")
-        with pytest.raises(Cancelled) as told:
-            node.send(B, "x", {})
-            node.receive("x")
-        assert "cannot reach learner 1" in str(told.value.__cause__)
-    finally:
-        host.close()
-
-
-def test_a_learner_that_is_cut_off_itself_waits(
-    deaf: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = impatient_host(monkeypatch)
-    try:
-        node = host.node(A, str(deaf))
-        node.meet(Member(B, str(deaf)))
-        node.port("x")
-        node.spawn("send", lambda: node.send(B, "x", {}))
-        with pytest.raises(TimedOut):
-            node.receive("x", timeout=2.0)
-    finally:
-        host.close()
-
-
-def test_a_learner_that_the_coordinator_cannot_reach_is_lost(
-    deaf: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = impatient_host(monkeypatch)
-    try:
-        node = host.node(COORDINATOR)
-        node.port("x", lost=True)
-        node.meet(Member(B, str(deaf)))
-        node.spawn("send", lambda: node.send(B, "y", {}))
-        assert node.receive("x", timeout=30.0).body == {"kind": "lost", "who": str(B)}
-    finally:
-        host.close()
