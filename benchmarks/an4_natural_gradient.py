@@ -33,8 +33,8 @@ from pathlib import Path
 
 from unisono.data import convert_frames
 from unisono.runs.axes import Quantity, make_axis
-from unisono.runs.charts import Line, line_chart
-from unisono.runs.page import page
+from unisono.runs.charts import Line, colour_of, line_chart
+from unisono.runs.page import charts, legend, page
 from unisono.runs.paired import estimate
 
 OPTIMIZERS = ("sgd", "ng-sgd")
@@ -257,7 +257,7 @@ def arms() -> list[Arm]:
 
 
 def curves(runs: Sequence[Run], seeds: Sequence[int]) -> str:
-    """Log-prob against examples, the mean over the seeds of each arm."""
+    """A page: log-prob against examples, the mean over the seeds of each arm."""
     lines = []
     for place, arm in enumerate(arms()):
         mine = [r for r in runs if (r.optimizer, r.rounds) == (arm.optimizer, arm.rounds)]
@@ -274,7 +274,9 @@ def curves(runs: Sequence[Run], seeds: Sequence[int]) -> str:
     seen = [point for line in lines for point in line.curve[0]]
     x = make_axis("examples", [p[0] for p in seen], Quantity.COUNT, zero=True)
     y = make_axis("held-out log-prob a frame", [p[1] for p in seen], Quantity.NUMBER)
-    return line_chart("AN4 frames: log-prob against examples", x, y, lines)
+    chart = line_chart("AN4 frames: log-prob against examples", x, y, lines)
+    names = legend([("", colour_of(line.colour), line.name) for line in lines])
+    return page("Averaging and natural gradient", [names, charts([chart])])
 
 
 def main() -> None:
@@ -301,8 +303,7 @@ def main() -> None:
     lines = table(trainings.done, seeds)
     (options.out / "table.txt").write_text("\n".join(lines) + "\n")
     print("\n" + "\n".join(lines))
-    chart = curves(trainings.done, seeds)
-    (options.out / "curves.html").write_text(page("Averaging and natural gradient", [chart]))
+    (options.out / "curves.html").write_text(curves(trainings.done, seeds))
 
 
 if __name__ == "__main__":

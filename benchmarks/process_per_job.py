@@ -45,8 +45,8 @@ from torch.nn import functional
 from unisono.data import ChunkSource, Part, Prep, Source, synthesise
 from unisono.learner.learner import Learner
 from unisono.runs.axes import Quantity, make_axis
-from unisono.runs.charts import Line, line_chart
-from unisono.runs.page import page
+from unisono.runs.charts import Line, colour_of, line_chart
+from unisono.runs.page import charts, legend, page
 from unisono.strategies import Averaging
 from unisono.training.launch import Launch
 
@@ -365,7 +365,7 @@ def table(rounds: list[Round], size: Size) -> list[str]:
 
 
 def plot(rounds: list[Round], size: Size) -> str:
-    """What is saved, against the frames between two averages."""
+    """A page: what is saved, against the frames between two averages."""
     lines = []
     for colour, other in enumerate(("process", "forked")):
         points = []
@@ -377,7 +377,9 @@ def plot(rounds: list[Round], size: Size) -> str:
     seen = [point for line in lines for point in line.curve[0]]
     x = make_axis("frames between two averages", [p[0] for p in seen], Quantity.COUNT, zero=True)
     y = make_axis("wall-clock saved", [p[1] for p in seen], Quantity.SHARE, zero=True)
-    return line_chart("Learners that stay, against a process a job", x, y, lines)
+    title = "Learners that stay, against a process a job"
+    names = legend([("", colour_of(line.colour), line.name) for line in lines])
+    return page(title, [names, charts([line_chart(title, x, y, lines)])])
 
 
 def main() -> None:
@@ -434,9 +436,7 @@ def main() -> None:
     lines = table(rounds, size)
     (options.out / "table.txt").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    (options.out / "saving.html").write_text(
-        page("Learners that stay, against a process a job", [plot(rounds, size)])
-    )
+    (options.out / "saving.html").write_text(plot(rounds, size))
 
 
 if __name__ == "__main__":
