@@ -20,20 +20,20 @@ from pathlib import Path
 
 from unisono.config import load
 from unisono.data import convert_frames
-from unisono.events import UserError
-from unisono.runs.paired import estimate
+from unisono.errors import UserError
+from unisono.report.statistics import estimate
 from unisono.runs.summary import Summary
 from unisono.training.train import train
 
-WAYS: dict[str, list[str]] = {
+CONTENDERS: dict[str, list[str]] = {
     "solo": ["strategy=solo", "learners=1"],
     "allreduce": ["strategy=allreduce"],
     "averaging": ["strategy=averaging"],
-    "averaging-drawn": ["strategy=averaging", "agreement.division=drawn"],
-    "block-momentum": ["strategy=averaging", "agreement.outer=block-momentum"],
-    "nesterov": ["strategy=averaging", "agreement.outer=nesterov"],
+    "averaging-dynamic": ["strategy=averaging", "strategy.sharding=dynamic"],
+    "block-momentum": ["strategy=averaging", "strategy.outer=block-momentum"],
+    "nesterov": ["strategy=averaging", "strategy.outer=nesterov"],
     "server": ["strategy=server"],
-    "server-1": ["strategy=server", "agreement.push_every=1"],
+    "server-1": ["strategy=server", "strategy.push_every=1"],
     "averaged-server": ["strategy=averaged-server"],
     "gossip-fixed": ["strategy=gossip-fixed"],
     "gossip-random": ["strategy=gossip-random"],
@@ -78,27 +78,30 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join(CONTENDERS))
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--set", action="append", default=[], help="any key, for all of them")
     parser.add_argument("--solo-set", action="append", default=[], help="any key, for solo alone")
     options = parser.parse_args()
-    ways, seeds = options.ways.split(","), range(options.seeds)
+    contenders, seeds = options.contenders.split(","), range(options.seeds)
     common = [f"epochs={options.epochs}", "validation.examples=0", *options.set]
     with tempfile.TemporaryDirectory() as folder:
         prep = Path(folder) / "prep"
         convert_frames(options.frames, prep)
         jobs = []
-        for way in ways:
+        for way in contenders:
             for seed in seeds:
-                sets = [f"learners={options.learners}", f"seed={seed}", *common, *WAYS[way]]
+                sets = [f"learners={options.learners}", f"seed={seed}", *common, *CONTENDERS[way]]
                 sets += options.solo_set if way == "solo" else []
                 jobs.append((prep, Path(folder) / f"{way}-{seed}", sets))
         with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
             summaries = list(pool.map(run, jobs))
-    runs = {way: summaries[i * len(seeds) : (i + 1) * len(seeds)] for i, way in enumerate(ways)}
+    runs = {
+        way: summaries[i * len(seeds) : (i + 1) * len(seeds)] for i, way in enumerate(contenders)
+    }
     lines = [
-        line(way, [(s, r) for s, r in zip(runs["solo"], runs[way], strict=True)]) for way in ways
+        line(way, [(s, r) for s, r in zip(runs["solo"], runs[way], strict=True)])
+        for way in contenders
     ]
     names = (
         "held out",

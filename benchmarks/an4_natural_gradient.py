@@ -32,10 +32,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from unisono.data import convert_frames
-from unisono.runs.axes import Quantity, make_axis
-from unisono.runs.charts import Line, colour_of, line_chart
-from unisono.runs.page import charts, legend, page
-from unisono.runs.paired import estimate
+from unisono.report.axes import Quantity, make_axis
+from unisono.report.charts import Line, colour_of, line_chart
+from unisono.report.page import charts, legend, page
+from unisono.report.statistics import estimate
 
 OPTIMIZERS = ("sgd", "ng-sgd")
 ROUNDS = (0, 16, 64, 200)
@@ -79,7 +79,7 @@ class Arm:
         """Its keys."""
         sets = [f"optimizer={self.optimizer}", f"learners={self.learners}"]
         if self.rounds:
-            sets += ["strategy=averaging", f"agreement.every={self.rounds * MINIBATCH}"]
+            sets += ["strategy=averaging", f"strategy.every={self.rounds * MINIBATCH}"]
         return sets
 
 
@@ -107,7 +107,7 @@ class Run:
         return self.optimizer, self.rounds, self.rate, self.seed
 
 
-class Slots:
+class SlotPool:
     """So many processes at a time; a training of four learners takes four places."""
 
     def __init__(self, count: int) -> None:
@@ -133,7 +133,7 @@ class Trainings:
     def __init__(self, prep: Path, out: Path, options: argparse.Namespace) -> None:
         self._prep, self._out = prep, out
         self._epochs, self._sets = options.epochs, options.set
-        self._slots = Slots(options.processes)
+        self._slots = SlotPool(options.processes)
         self._ends = time.monotonic() + options.limit
         self._lock = threading.Lock()
         self._file = out / "runs.jsonl"

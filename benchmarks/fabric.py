@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
+from support.processes import distributed_test
 from unisono.fabric import Member, TensorVector, View, learner
-from unisono.fabric.kernel import Kernel, Network
-from unisono.fabric.local import Host
-from unisono.fabric.simulated import SimulatedNode
-from unisono.fabric.slots import Slot
-from unisono.testing.processes import distributed_test
+from unisono.fabric.local.host import Host
+from unisono.fabric.local.shared_memory import Slot
+from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
+from unisono.fabric.simulated.node import SimulatedNode
 
 SIZES = {"body": (0, 2000), "1 MB": (1_000_000, 300), "50 MB": (50_000_000, 20)}
 """Bytes of the vector, and how many round trips are timed."""
@@ -103,7 +103,7 @@ def two_copies(nbytes: int, count: int) -> list[float]:
 
 def kernel_events(nodes: int, rounds: int) -> float:
     """Events a second: each node sends to its neighbour, receives, and sleeps."""
-    kernel = Kernel(network=Network(latency=0.001))
+    kernel = Kernel(network=SimulatedNetwork(latency=0.001))
     ring = [SimulatedNode(kernel, learner(n)) for n in range(nodes)]
 
     def play(node: SimulatedNode) -> None:

@@ -18,14 +18,14 @@ import torch
 
 from unisono.config import load
 from unisono.data import synthesise
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.training.train import train
 
-WAYS = [
+CONTENDERS = [
     ("solo, 1 learner", ["strategy=solo", "learners=1"]),
     ("allreduce, 4", ["strategy=allreduce", "learners=4"]),
     ("averaging, 4", ["strategy=averaging", "learners=4"]),
-    ("averaging drawn, 4", ["strategy=averaging", "agreement.division=drawn", "learners=4"]),
+    ("averaging drawn, 4", ["strategy=averaging", "strategy.sharding=dynamic", "learners=4"]),
     ("server, 4", ["strategy=server", "learners=4"]),
     ("averaged-server, 4", ["strategy=averaged-server", "learners=4"]),
     ("gossip-fixed, 4", ["strategy=gossip-fixed", "learners=4"]),
@@ -54,7 +54,7 @@ def main() -> None:
             seed=0,
             noise=1.5,
         )
-        for name, sets in WAYS:
+        for name, sets in CONTENDERS:
             common = ["device=cuda", "minibatch=512", "network.hidden=[1024,1024,1024,1024,1024]"]
             common.append(f"epochs={options.epochs}")
             config = load(None, [*common, *sets], {"prep": str(prep)})

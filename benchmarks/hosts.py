@@ -7,7 +7,7 @@ thread is on each, and the coordinator on the first. Parts, all of them unless t
 
     fast       cables of 100 Mbit/s both ways
     slow       cables of 50 Mbit/s
-    far        100 Mbit/s, and 20 ms from a host to another and back (``unisono.testing.switch``)
+    far        100 Mbit/s, and 20 ms from a host to another and back (``support.switch``)
     training   whole trainings, for the log-prob
 
 In each turn every way is timed once. Before and after it are four bare loops that share nothing,
@@ -18,7 +18,7 @@ loops need for the examples of a round, and f those that its bytes need on one c
 for ways that wait for a round, min(1, c / f) for those that compute meanwhile (and, where that is
 less than 1, may let rounds become longer instead).
 
-Trainings of ways that are dealt come to the same whatever the cables, so they run without
+Trainings of ways that are sharded statically come to the same whatever the cables, so they run without
 namespaces; the others run on the hosts, at 100 Mbit/s. What is done is kept in DIR and not done
 again; DIR/hosts.html has the curves.
 """
@@ -43,27 +43,27 @@ from typing import Any, cast
 
 from hosts_tables import curves, speed_table, training_table
 from hosts_ways import (
+    CONTENDERS,
     HOSTS,
     MEGABITS,
     MINIBATCH,
     TIMEOUT_S,
     TRAINED,
-    WAYS,
     Order,
     Speed,
     Timing,
 )
 
+from support.hosts import Hosts
 from unisono.config import load
 from unisono.data import Prep, convert_frames
-from unisono.fabric.seal import make_token
-from unisono.learner.site import TOKEN
+from unisono.fabric.network.auth import make_token
+from unisono.launch.coordinator_main import ENDPOINT, OUTCOME
+from unisono.learner.placement import TOKEN
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
-from unisono.testing.hosts import Hosts
-from unisono.training.coordinate import ENDPOINT, OUTCOME
-from unisono.training.shapes import shape_of
+from unisono.training.builders import shape_of
 from unisono.training.train import summarise, train
 
 MODEL = [f"minibatch={MINIBATCH}", "network.hidden=[384,384,384]", "threads=1", "device=cpu"]
@@ -142,7 +142,7 @@ class Cluster:
         self._last = self._folder / f"coordinator-{self._count}"
         self._last.mkdir()
         token = make_token()
-        command = [*self._hosts.inside(0), sys.executable, "-m", "unisono.training.coordinate"]
+        command = [*self._hosts.inside(0), sys.executable, "-m", "unisono.launch.coordinator_main"]
         command += [str(self._last), "--learners", str(HOSTS), "--timeout", str(TIMEOUT_S)]
         command += ["--address", self._hosts.address(0)]
         command += [] if run is None else ["--metrics", str(run.metrics)]
@@ -203,9 +203,9 @@ class Kept:
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         found: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.trainings = {each["way"]: each for each in found if each["part"] == "training"}
-        self.timings: dict[str, list[Timing]] = {part: [] for part in WAYS}
+        self.timings: dict[str, list[Timing]] = {part: [] for part in CONTENDERS}
         for each in found:
-            if (part := each.pop("part")) in WAYS:
+            if (part := each.pop("part")) in CONTENDERS:
                 self.timings[part].append(Timing(**each))
 
     def add_timing(self, part: str, timing: Timing) -> None:
@@ -241,7 +241,7 @@ class Kept:
 def time_part(part: str, prep: Path, turns: int, seconds: float, kept: Kept) -> None:
     """Times what is not timed yet."""
     done = {(timing.turn, timing.way) for timing in kept.timings[part]}
-    todo = [(turn, way) for turn in range(turns) for way in WAYS[part]]
+    todo = [(turn, way) for turn in range(turns) for way in CONTENDERS[part]]
     todo = [(turn, way) for turn, way in todo if (turn, way.key) not in done]
     if not todo:
         return
@@ -264,16 +264,16 @@ def train_all(prep: Path, epochs: int, kept: Kept) -> None:
     flags = {"prep": str(prep)}
     todo = {way.key: way for way in TRAINED if way.key not in kept.trainings}
     alone = {"solo": ["strategy=solo", "learners=1"]} if "solo" not in kept.trainings else {}
-    alone |= {key: [*RATES, *way.sets] for key, way in todo.items() if way.dealt}
+    alone |= {key: [*RATES, *way.sets] for key, way in todo.items() if way.static}
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         for key, sets in alone.items():
             config = load(None, [*common, *sets], flags)
             kept.add_training(key, train(config, Path(folder) / key))
-        if all(way.dealt for way in todo.values()):
+        if all(way.static for way in todo.values()):
             return
         with cluster("fast", prep) as hosts:
             for key, way in todo.items():
-                if not way.dealt:
+                if not way.static:
                     config = load(None, [*common, *RATES, *way.sets], flags)
                     run = RunDirectory.create(Path(folder) / key, config)
                     outcome = hosts.train(run)

@@ -19,12 +19,12 @@ from torch.nn import functional
 
 from unisono.config import load
 from unisono.data import FrameSource, Part, Prep
-from unisono.fabric.gate import Network
+from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.learner.learner import Learner
-from unisono.learner.site import Alone, OnHost, at_site
+from unisono.learner.placement import LaunchedProcess, SingleProcess, at_placement
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
-from unisono.training.shapes import shape_of, strategy_of
+from unisono.training.builders import shape_of, strategy_of
 from unisono.training.worker import Worker, make_optimizer
 
 WARM_UP_STEPS = 5
@@ -82,7 +82,7 @@ class Host:
     def obey(self, order: Order) -> None:
         """Times, or trains."""
         if order.run:
-            with at_site(self._site(order)):
+            with at_placement(self._placement(order)):
                 Worker(RunDirectory.open(Path(order.run)), resume=False).run()
             self._driver.send("trained")
             return
@@ -99,10 +99,10 @@ class Host:
                 optimizer.zero_grad()
                 if not window.step_done(step, 0):
                     return
-        site = self._site(order) if order.coordinator else Alone()
+        placement = self._placement(order) if order.coordinator else SingleProcess()
         strategy = strategy_of(config)
         with (
-            at_site(site),
+            at_placement(placement),
             Learner(model, optimizer, strategy, prefetch=config.prefetch) as learner,
         ):
             minibatches = learner.draw(source, epochs=100_000, batch_size=config.minibatch)
@@ -112,9 +112,9 @@ class Host:
                 if not window.step_done(rounds, learner.bytes_sent):
                     return
 
-    def _site(self, order: Order) -> OnHost:
-        network = Network.towards(order.coordinator, order.token)
-        return OnHost(
+    def _placement(self, order: Order) -> LaunchedProcess:
+        network = NetworkSettings.towards(order.coordinator, order.token)
+        return LaunchedProcess(
             None,
             self._number,
             HOSTS,

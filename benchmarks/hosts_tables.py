@@ -9,6 +9,7 @@ from typing import Any
 
 from hosts_ways import (
     BFLOAT16,
+    CONTENDERS,
     FLOAT32,
     HOSTS,
     MEGABITS,
@@ -16,13 +17,12 @@ from hosts_ways import (
     PACED,
     STEPS,
     TRAINED,
-    WAYS,
     Timing,
 )
 
-from unisono.runs.axes import Axis, Quantity, make_axis
-from unisono.runs.charts import Line, Look, colour_of, line_chart
-from unisono.runs.page import charts, legend, page
+from unisono.report.axes import Axis, Quantity, make_axis
+from unisono.report.charts import Line, Look, colour_of, line_chart
+from unisono.report.page import charts, legend, page
 
 TITLES = {
     "fast": "cables of 100 Mbit/s",
@@ -40,7 +40,7 @@ def speed_table(part: str, timings: Sequence[Timing], parameters: int) -> list[s
         f"{'':16} {'every':>6} {'':8} {'ratio':>6} {'least..greatest':>16} {'limit':>6} "
         f"{'examples a round':>16} {'MB a round':>10} {'MB/s':>6}",
     ]
-    for way in WAYS[part]:
+    for way in CONTENDERS[part]:
         mine = [t for t in timings if t.way == way.key]
         if mine:
             ratios = [t.ratio for t in mine]
@@ -96,7 +96,7 @@ def curves(results: dict[str, dict[str, Any]], ratios: dict[str, float]) -> str:
 
 
 def _chart(title: str, quantity: str, values: dict[str, float], mark: float) -> str:
-    paces = sorted({way.every for way in WAYS["fast"]})
+    paces = sorted({way.every for way in CONTENDERS["fast"]})
     x = Axis(
         "examples of a learner a round",
         math.log2(paces[0]),
@@ -107,7 +107,7 @@ def _chart(title: str, quantity: str, values: dict[str, float], mark: float) -> 
     lines = [Line("mark", [[(x.low, mark), (x.high, mark)]], None, Look.DASHED)]
     for colour, name in enumerate((*PACED, *STEPS)):
         for precision, look in ((FLOAT32, Look.STRONG), (BFLOAT16, Look.FAINT)):
-            mine = [w for w in WAYS["fast"] if (w.name, w.precision) == (name, precision)]
+            mine = [w for w in CONTENDERS["fast"] if (w.name, w.precision) == (name, precision)]
             points = [(math.log2(w.every), values[w.key]) for w in mine if w.key in values]
             if points:
                 lines.append(Line(f"{name}, {precision}", [points], colour, look, dots=True))

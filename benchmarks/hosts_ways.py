@@ -14,13 +14,13 @@ FLOAT32, BFLOAT16 = "float32", "bfloat16"
 _NAMES = {
     "solo": ["strategy=solo"],
     "averaging": ["strategy=averaging"],
-    "averaging-drawn": ["strategy=averaging", "agreement.division=drawn"],
+    "averaging-dynamic": ["strategy=averaging", "strategy.sharding=dynamic"],
     "gossip-random": ["strategy=gossip-random"],
     "allreduce": ["strategy=allreduce"],
     "delay-by-one": ["strategy=delay-by-one"],
     "server": ["strategy=server"],
 }
-PACED = ("averaging", "averaging-drawn", "gossip-random")
+PACED = ("averaging", "averaging-dynamic", "gossip-random")
 _DEALT = ("averaging", "allreduce", "delay-by-one")
 _WAIT = ("averaging", "allreduce")
 STEPS = {"allreduce": 1, "delay-by-one": 1, "server": 4}
@@ -28,7 +28,7 @@ STEPS = {"allreduce": 1, "delay-by-one": 1, "server": 4}
 
 
 @dataclass(frozen=True)
-class Way:
+class Contender:
     """A strategy at a pace: ``every`` so many examples of a learner a round."""
 
     name: str
@@ -44,8 +44,8 @@ class Way:
     def sets(self) -> list[str]:
         """Its settings."""
         sets = [f"learners={HOSTS if self.shares else 1}", *_NAMES[self.name]]
-        sets += [f"agreement.every={self.every}"] if self.name in PACED else []
-        return sets + ([f"agreement.precision={BFLOAT16}"] if self.precision == BFLOAT16 else [])
+        sets += [f"strategy.every={self.every}"] if self.name in PACED else []
+        return sets + ([f"strategy.precision={BFLOAT16}"] if self.precision == BFLOAT16 else [])
 
     @property
     def shares(self) -> bool:
@@ -53,7 +53,7 @@ class Way:
         return self.name != "solo"
 
     @property
-    def dealt(self) -> bool:
+    def static(self) -> bool:
         """Whether it comes to the same model however fast anything is."""
         return self.name in _DEALT
 
@@ -68,27 +68,31 @@ class Way:
         return compute / (compute + wire) if self.name in _WAIT else min(1.0, compute / wire)
 
 
-def at_pace(every: int, precisions: Sequence[str] = (FLOAT32, BFLOAT16)) -> list[Way]:
+def at_pace(every: int, precisions: Sequence[str] = (FLOAT32, BFLOAT16)) -> list[Contender]:
     """Those whose pace can be chosen."""
-    return [Way(name, every, precision) for name in PACED for precision in precisions]
+    return [Contender(name, every, precision) for name in PACED for precision in precisions]
 
 
-def each_step() -> list[Way]:
+def each_step() -> list[Contender]:
     """Those whose pace is their own."""
-    ways = [Way(name, MINIBATCH * steps) for name, steps in STEPS.items()]
-    return ways + [Way(w.name, w.every, BFLOAT16) for w in ways if w.name in _DEALT]
+    contenders = [Contender(name, MINIBATCH * steps) for name, steps in STEPS.items()]
+    return contenders + [
+        Contender(w.name, w.every, BFLOAT16) for w in contenders if w.name in _DEALT
+    ]
 
 
-WAYS = {
+CONTENDERS = {
     "fast": [
-        Way("solo", MINIBATCH),
+        Contender("solo", MINIBATCH),
         *(way for every in PACES for way in at_pace(every)),
         *each_step(),
     ],
     "slow": [way for every in PACES[2:] for way in at_pace(every)],
     "far": [*(way for every in PACES[2:] for way in at_pace(every, (FLOAT32,))), *each_step()[:3]],
 }
-TRAINED = [way for way in WAYS["fast"][1:] if way.precision == FLOAT32 or way.every in PACES[2:]]
+TRAINED = [
+    way for way in CONTENDERS["fast"][1:] if way.precision == FLOAT32 or way.every in PACES[2:]
+]
 
 
 @dataclass(frozen=True)

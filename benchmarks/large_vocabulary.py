@@ -52,12 +52,12 @@ def make_text(words: int, sentences: int, random: np.random.Generator) -> list[t
     shares /= shares.sum()
     text = []
     for _ in range(sentences):
-        drawn = random.choice(words, size=int(random.integers(4, 16)), p=shares)
-        follow = random.random(len(drawn)) < 0.5
-        for n in range(1, len(drawn)):
+        dynamic = random.choice(words, size=int(random.integers(4, 16)), p=shares)
+        follow = random.random(len(dynamic)) < 0.5
+        for n in range(1, len(dynamic)):
             if follow[n]:
-                drawn[n] = (7 * drawn[n - 1] + int(random.integers(3))) % words
-        text.append(tuple(f"w{n}" for n in drawn))
+                dynamic[n] = (7 * dynamic[n - 1] + int(random.integers(3))) % words
+        text.append(tuple(f"w{n}" for n in dynamic))
     return text
 
 

@@ -259,7 +259,7 @@ class Natural:
         self._t, self._was = 0, False
 
     def _fill(self) -> None:
-        """Forwards and backwards, rows to their rooms."""
+        """Forwards and backwards, rows to their packages."""
         w = self._w
         for rooms, rows in zip(self._rooms, rows_of(w.x, w.y, w.narrow), strict=True):
             for room, some in zip(rooms, rows, strict=True):

@@ -19,20 +19,20 @@ from pathlib import Path
 
 from unisono.config import OptimizerChoice, default_rate, load
 from unisono.data import convert_frames
-from unisono.runs.choice import Cell, judge
-from unisono.runs.outcome import Check, Ended, read_result
-from unisono.runs.paired import estimate
-from unisono.training.jobs import run_jobs
-from unisono.training.variants import Job, Variant
+from unisono.report.choice import Cell, judge
+from unisono.report.outcome import Check, RunOutcome, read_result
+from unisono.report.statistics import estimate
+from unisono.training.compare_jobs import run_jobs
+from unisono.training.compare_variants import ComparisonRun, Variant
 
-SETTINGS = ["minibatch=64", "agreement.push_every=1", "agreement.overlap=false", "threads=1"]
+SETTINGS = ["minibatch=64", "strategy.push_every=1", "strategy.overlap=false", "threads=1"]
 """Many small steps with little delay: with those a server learns in few passes."""
 START = default_rate(OptimizerChoice.SGD)
 SERVER = Variant("server")
 AVERAGED = Variant("averaged-server")
 
 
-def ways(passes: int) -> dict[str, tuple[Variant, list[str]]]:
+def contenders(passes: int) -> dict[str, tuple[Variant, list[str]]]:
     """What is trained, by name."""
     found = {
         "plain, 1 pass": (SERVER, ["epochs=1"]),
@@ -40,7 +40,7 @@ def ways(passes: int) -> dict[str, tuple[Variant, list[str]]]:
     }
     for schedule in ("constant", "power"):
         for begin in ("0.2", "0.5"):
-            sets = ["epochs=1", f"rate.schedule={schedule}", f"agreement.average_from={begin}"]
+            sets = ["epochs=1", f"rate.schedule={schedule}", f"strategy.average_from={begin}"]
             found[f"mean from {begin}, {schedule}"] = (AVERAGED, sets)
     return found
 
@@ -60,9 +60,9 @@ def main() -> None:
     prep = options.out / "prep"
     if not prep.exists():
         convert_frames(options.frames, prep)
-    table: dict[str, dict[float, list[Job]]] = {}
+    table: dict[str, dict[float, list[ComparisonRun]]] = {}
     rates = [float(rate) for rate in options.rates.split(",")]
-    for name, (variant, sets) in ways(options.passes).items():
+    for name, (variant, sets) in contenders(options.passes).items():
         table[name] = {rate: [] for rate in rates}
         for rate in rates:
             for seed in range(options.seeds):
@@ -70,10 +70,10 @@ def main() -> None:
                 keys += [f"rate.start={START * rate!r}", "validation.halves=true", *SETTINGS]
                 config = load(None, [*keys, *sets, *options.set], {"prep": str(prep.resolve())})
                 path = options.out / name / f"{rate:g}" / str(seed)
-                table[name][rate].append(Job(variant, rate, seed, config, path))
+                table[name][rate].append(ComparisonRun(variant, rate, seed, config, path))
     jobs = [job for cells in table.values() for each in cells.values() for job in each]
     jobs.sort(key=lambda job: job.seed)
-    to_do = [job for job in jobs if read_result(job.path, job.seed).ended is Ended.FAILED]
+    to_do = [job for job in jobs if read_result(job.path, job.seed).ended is RunOutcome.FAILED]
     for number, job in enumerate(run_jobs(to_do, options.jobs), start=1):
         ended = read_result(job.path, job.seed).ended.value
         print(f"[{number}/{len(to_do)}] {job.path}: {ended}", flush=True)

@@ -43,19 +43,19 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.data import ChunkSource, Part, Prep, Source, synthesise
+from unisono.launch.local import Launch
 from unisono.learner.learner import Learner
-from unisono.runs.axes import Quantity, make_axis
-from unisono.runs.charts import Line, colour_of, line_chart
-from unisono.runs.page import charts, legend, page
+from unisono.report.axes import Quantity, make_axis
+from unisono.report.charts import Line, colour_of, line_chart
+from unisono.report.page import charts, legend, page
 from unisono.strategies import Averaging
-from unisono.training.launch import Launch
 
 PARTS = ("launch", "load", "preprocess", "train", "exchange")
 CHUNK, LEFT, RIGHT, STATES, DIMENSION = 32, 40, 5, 1000, 40
-WAYS = ("process", "forked", "resident")
+CONTENDERS = ("process", "forked", "resident")
 FORKS = get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch._dynamo", "unisono.data", "unisono.runs.report", "unisono.training.launch"]
+    ["torch._dynamo", "unisono.data", "unisono.report.report", "unisono.launch.local"]
 )  # an optimizer loads torch._dynamo when it is made
 
 
@@ -346,7 +346,7 @@ def table(rounds: list[Round], size: Size) -> list[str]:
     head = ("frames", *PARTS, "round", "saved/process", "saved/forked")
     lines = [f"{'':9}" + "".join(f"{name:>14}" for name in head)]
     for frames in size.frames:
-        means = {way: mean_round(rounds, way, frames) for way in WAYS}
+        means = {way: mean_round(rounds, way, frames) for way in CONTENDERS}
         for way, mean in means.items():
             if mean is None:
                 lines.append(f"{way:9}{frames:14}  not measured")
@@ -417,7 +417,7 @@ def main() -> None:
     write_archives(prep, size, options.out / "archives", options.learners)
     rounds: list[Round] = []
     for frames in size.frames:
-        for way in WAYS:
+        for way in CONTENDERS:
             if time.monotonic() > ends:
                 break
             try:

@@ -21,15 +21,15 @@ from typing import Any
 
 from unisono.config import load
 from unisono.data import convert_frames
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
 from unisono.training.train import train
 
 NO_MOMENTUM = ["rate.scaled=false", "rate.momentum=0.0"]
-WAITING = [*NO_MOMENTUM, "agreement.push_every=1", "agreement.overlap=false"]
-ONE = [*NO_MOMENTUM, "agreement.push_every=1"]
-FOUR = [*NO_MOMENTUM, "agreement.push_every=4"]
-FOUR_WAITING = [*FOUR, "agreement.overlap=false"]
+WAITING = [*NO_MOMENTUM, "strategy.push_every=1", "strategy.overlap=false"]
+ONE = [*NO_MOMENTUM, "strategy.push_every=1"]
+FOUR = [*NO_MOMENTUM, "strategy.push_every=4"]
+FOUR_WAITING = [*FOUR, "strategy.overlap=false"]
 ADAM = ["optimizer=adamw"]
 
 
@@ -49,23 +49,23 @@ def settings() -> list[tuple[str, float, int, list[str]]]:
     ):
         found += [(name, rate, 3, sets) for rate in (0.1, 0.2, 0.4, 0.8)]
     for push in (1, 4):
-        sets = [*ADAM, f"agreement.push_every={push}"]
+        sets = [*ADAM, f"strategy.push_every={push}"]
         found += [
             (f"push {push}, overlap, AdamW", rate, 3, sets) for rate in (0.0003, 0.001, 0.003)
         ]
-    sets = [*ADAM, "agreement.push_every=1", "agreement.overlap=false"]
+    sets = [*ADAM, "strategy.push_every=1", "strategy.overlap=false"]
     found += [("push 1, waiting, AdamW", rate, 3, sets) for rate in (0.0001, 0.0003)]
     for momentum, rate in ((0.5, 0.1), (0.5, 0.2), (0.9, 0.02), (0.9, 0.04)):
         sets = [*WAITING, f"rate.momentum={momentum}"]
         found.append((f"push 1, waiting, momentum {momentum}", rate, 3, sets))
     for share, rate in ((0.1, 0.15), (0.1, 0.2), (0.3, 0.2)):
-        sets = [*WAITING, f"agreement.warm_start={share}"]
+        sets = [*WAITING, f"strategy.warm_start={share}"]
         found.append((f"push 1, waiting, warm start {share}", rate, 3, sets))
     for push in (2, 3):
-        sets = [*WAITING, f"agreement.push_every={push}"]
+        sets = [*WAITING, f"strategy.push_every={push}"]
         found.append((f"push {push}, waiting", 0.1, 3, sets))
     for bound in (3, 4, 6):
-        sets = [*WAITING, f"agreement.bound={bound}"]
+        sets = [*WAITING, f"strategy.bound={bound}"]
         found.append((f"push 1, waiting, bound {bound}", 0.1, 3, sets))
     for size, rate in ((128, 0.1), (64, 0.05), (64, 0.1)):
         name = f"push 1, waiting, minibatch {size}"

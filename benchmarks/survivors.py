@@ -33,9 +33,9 @@ from unisono.learner.learner import Learner
 
 WINDOW_S = 10.0
 PACE = "UNISONO_BENCH_PACE"
-WAYS = {
-    "averaging": ["averaging", "--set", "agreement.division=dealt"],
-    "averaging-drawn": ["averaging", "--set", "agreement.division=drawn"],
+CONTENDERS = {
+    "averaging": ["averaging", "--set", "strategy.sharding=static"],
+    "averaging-dynamic": ["averaging", "--set", "strategy.sharding=dynamic"],
 }
 
 
@@ -69,7 +69,7 @@ class Run:
         self._output = (folder / f"{way}.txt").open("w+")
         command = [sys.executable, "-m", "unisono", "train", str(folder / "prep")]
         command += ["--out", str(self.out), "--cluster", address, "--learners", str(learners)]
-        command += ["--strategy", *WAYS.get(way, [way]), "--epochs", "100000"]
+        command += ["--strategy", *CONTENDERS.get(way, [way]), "--epochs", "100000"]
         command += ["--set", "threads=1", "--set", f"timeout_s={timeout}"]
         command += ["--set", "validation.enabled=false", "--set", "checkpoint.every=1000000000"]
         self.process = subprocess.Popen(
@@ -143,7 +143,7 @@ def make_data(path: Path) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strategies", default="averaging,averaging-drawn,gossip-random,server")
+    parser.add_argument("--strategies", default="averaging,averaging-dynamic,gossip-random,server")
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=10.0, help="timeout_s of the runs")

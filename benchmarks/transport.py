@@ -24,11 +24,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from support.processes import distributed_test
 from unisono.fabric import Member, TensorVector, learner
-from unisono.fabric.gate import Network
-from unisono.fabric.local import Host
-from unisono.fabric.wire import Wire
-from unisono.testing.processes import distributed_test
+from unisono.fabric.local.host import Host
+from unisono.fabric.network.tcp_listener import NetworkSettings
+from unisono.fabric.network.tcp_socket import TcpSocket
 
 SIZES = {"1 KB": (1_000, 40, 200), "1 MB": (1_000_000, 10, 30), "50 MB": (50_000_000, 1, 3)}
 """Bytes of the vector, round trips in a turn, messages of a stream."""
@@ -37,7 +37,7 @@ TOKEN = bytes(32)
 Figures = dict[str, dict[str, list[float]]]
 
 
-class Way(Protocol):
+class Contender(Protocol):
     """One end of a connection between the two processes."""
 
     def send(self, tensor: torch.Tensor) -> None:
@@ -78,10 +78,10 @@ class Ours:
         self._node.receive("x").release()
 
 
-class Untagged(Network):
+class Untagged(NetworkSettings):
     """Our transport without its tags: what they cost."""
 
-    def wire(self, sock: socket.socket, *, listening: bool) -> Wire:
+    def wire(self, sock: socket.socket, *, listening: bool) -> TcpSocket:
         """A wire that is taken for private."""
         wire = super().wire(sock, listening=listening)
         wire.private = True
@@ -158,18 +158,18 @@ class Gloo:
         dist.recv(tensor, self._other)
 
 
-def ways_of(rank: int, folder: Path) -> dict[str, Way]:
+def ways_of(rank: int, folder: Path) -> dict[str, Contender]:
     """All that can be had here."""
 
-    def over(network: Network) -> Callable[[str], Way]:
+    def over(network: NetworkSettings) -> Callable[[str], Contender]:
         return lambda name: Ours(rank, folder, name, Host(network=network))
 
     local = "127.0.0.1"
-    makers: dict[str, Callable[[str], Way]] = {
+    makers: dict[str, Callable[[str], Contender]] = {
         "shared memory": lambda name: Ours(rank, folder, name, Host(folder, f"{rank}.sock")),
         "tcp, no tags": over(Untagged(TOKEN, local)),
-        "tcp": over(Network(TOKEN, local)),
-        "tcp, encrypted": over(Network(TOKEN, local, encrypt=True)),
+        "tcp": over(NetworkSettings(TOKEN, local)),
+        "tcp, encrypted": over(NetworkSettings(TOKEN, local, encrypt=True)),
         "bare socket": lambda name: Bare(rank, folder),
         "gloo": lambda name: Gloo(rank, folder),
     }
@@ -182,13 +182,13 @@ def ways_of(rank: int, folder: Path) -> dict[str, Way]:
 def measure(rank: int, folder: Path) -> Figures:
     """One of two processes: seconds a round trip, and a message of a stream, by way and size."""
     torch.set_num_threads(1)
-    ways = ways_of(rank, folder)
-    figures: Figures = {name: {} for name in ways}
+    contenders = ways_of(rank, folder)
+    figures: Figures = {name: {} for name in contenders}
     short = torch.zeros(1)
     for turn in range(TURNS + 1):
         for size, (nbytes, trips, stream) in SIZES.items():
             tensor = torch.ones(nbytes // 4)
-            for name, way in ways.items():
+            for name, way in contenders.items():
                 trip, one = _turn(rank, way, tensor, short, trips, stream)
                 if turn:
                     figures[name].setdefault(f"{size} trip", []).append(trip)
@@ -198,7 +198,7 @@ def measure(rank: int, folder: Path) -> Figures:
 
 
 def _turn(
-    rank: int, way: Way, tensor: torch.Tensor, short: torch.Tensor, trips: int, stream: int
+    rank: int, way: Contender, tensor: torch.Tensor, short: torch.Tensor, trips: int, stream: int
 ) -> tuple[float, float]:
     began = time.perf_counter()
     for _ in range(trips):

@@ -60,7 +60,7 @@ with unisono.Learner(
     options.strategy,
     checkpoints=options.checkpoints,
     resume=options.resume,
-    also={"scheduler": scheduler, "scaler": scaler},
+    extra_state={"scheduler": scheduler, "scaler": scaler},
 ) as learner:
     for step, (x, y) in enumerate(learner.draw(train, epochs=4), start=1):
         with torch.autocast(device.type, dtype=torch.bfloat16):
@@ -77,6 +77,6 @@ with unisono.Learner(
         if learner.every(examples=20_000):  # true on one learner only
             with learner.consensus():  # the model holds the consensus inside
                 print(f"{learner.progress:4.0%}  held out: {validate():.1%}", flush=True)
-    if learner.leads:  # true on one learner only, when everything is trained
+    if learner.is_leader:  # true on one learner only, when everything is trained
         with learner.consensus():
             print(f"done: {validate():.1%} right, {learner.rounds} rounds", flush=True)

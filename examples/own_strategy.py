@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unisono.fabric import Vector
-from unisono.strategies import Division
-from unisono.strategies.agreement import Contribution
-from unisono.strategies.base import Replica, Terms, examples_to_minibatches
-from unisono.strategies.models import ModelParticipant
+from unisono.strategies import Sharding
+from unisono.strategies.base import Replica, RoundPlan, examples_to_minibatches
+from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
+from unisono.strategies.engines.sync_rounds import Contribution
 from unisono.testing import Promises, check_strategy
 
 
@@ -37,37 +37,39 @@ class Elastic:
     """Examples that a learner trains between two rounds."""
     pull: float = 0.5
     """How far a learner goes towards the mean: 0 not at all, 1 all the way."""
-    division: Division = Division.DRAWN
+    sharding: Sharding = Sharding.DYNAMIC
 
     name: ClassVar[str] = "elastic"
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
-    waits: ClassVar[str] = "nobody (drawn), or everybody for the slowest (dealt)"
+    waits: ClassVar[str] = (
+        "nobody (dynamic sharding), or everybody for the slowest (static sharding)"
+    )
     rate_rule: ClassVar[str] = "multiply by the number of learners"
 
     def rate_factor(self, learners: int) -> float:
         """A step counts for 1/learners in the mean."""
         return float(learners)
 
-    def terms(self, batch_size: int) -> Terms:
+    def round_plan(self, batch_size: int) -> RoundPlan:
         """Rounds of ``every`` examples."""
         share = examples_to_minibatches(self.every, batch_size)
-        return Terms(self.division, share=share, rounds=2)
+        return RoundPlan(self.sharding, share=share, rounds=2)
 
     def participant(self, replica: Replica) -> ElasticParticipant:
         """One learner's part."""
         return ElasticParticipant(replica, self.pull)
 
 
-class ElasticParticipant(ModelParticipant):
+class ElasticParticipant(ModelRoundsParticipant):
     """One learner's part."""
 
     def __init__(self, replica: Replica, pull: float) -> None:
         super().__init__(replica)
         self._pull = pull
 
-    def end_of_part(self, agreement: int) -> None:
-        """Dealt: waits for the round."""
-        self.agree(agreement)
+    def end_of_round(self, sync_round: int) -> None:
+        """Static sharding: waits for the round."""
+        self.sync(sync_round)
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """The mean of a round is here: remembers it, and moves the learner some of the way."""
@@ -80,9 +82,9 @@ class ElasticParticipant(ModelParticipant):
 
 if __name__ == "__main__":
     # Learners do not end where the mean is; all else that plain averaging promises, this does, too.
-    for division in Division:
+    for sharding in Sharding:
         check_strategy(
-            lambda division=division: Elastic(every=8, division=division),  # type: ignore[misc]
+            lambda sharding=sharding: Elastic(every=8, sharding=sharding),  # type: ignore[misc]
             promises=Promises(ends_equal=False),
         )
-        print(f"elastic, {division.value}: passed")
+        print(f"elastic, {sharding.value}: passed")

@@ -1,4 +1,4 @@
-"""What tests in several rooms share."""
+"""What tests in several packages share."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from unisono.config import Config, DeviceChoice, OptimizerChoice, default_rate, dump, load
-from unisono.events import UserError
+from unisono.errors import UserError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,13 +69,13 @@ def test_later_layers_win(tmp_path: Path) -> None:
 
 def test_set_reads_toml_or_a_bare_word() -> None:
     sets = ["network.hidden=[8, 4]", "cluster=auto", "optimizer=adamw", "validation.enabled=false"]
-    config = load(None, [*sets, "rate.start=1e-3", "agreement.outer.kind=nesterov"], {})
+    config = load(None, [*sets, "rate.start=1e-3", "strategy.outer.kind=nesterov"], {})
     assert config.network.hidden == [8, 4]
     assert config.cluster == "auto"
     assert config.optimizer is OptimizerChoice.ADAMW
     assert config.validation.enabled is False
     assert config.rate.start == 0.001
-    assert config.agreement == {"outer": {"kind": "nesterov"}}
+    assert config.strategy_options == {"outer": {"kind": "nesterov"}}
 
 
 def test_a_key_that_holds_text_keeps_what_looks_like_a_number() -> None:
@@ -88,15 +88,15 @@ def test_a_value_cannot_smuggle_in_another_key() -> None:
     assert "epochs" in refusal(None, "epochs=1\nseed=3")
 
 
-def test_agreement_is_merged_and_replaced(tmp_path: Path) -> None:
-    file = write(tmp_path, '[agreement]\nevery = 4\nouter = "plain"\n')
-    config = load(file, ["agreement.every=8", "agreement.outer.momentum=0.5"], {})
-    assert config.agreement == {"every": 8, "outer": {"momentum": 0.5}}
+def test_sync_round_is_merged_and_replaced(tmp_path: Path) -> None:
+    file = write(tmp_path, '[strategy]\nevery = 4\nouter = "plain"\n')
+    config = load(file, ["strategy.every=8", "strategy.outer.momentum=0.5"], {})
+    assert config.strategy_options == {"every": 8, "outer": {"momentum": 0.5}}
 
 
 def test_options_of_a_strategy_keep_their_types() -> None:
-    sets = ["agreement.a=1", "agreement.b=1.0", "agreement.c=true", "agreement.d=inf"]
-    options = load(None, sets, {}).agreement
+    sets = ["strategy.a=1", "strategy.b=1.0", "strategy.c=true", "strategy.d=inf"]
+    options = load(None, sets, {}).sync_round
     assert [type(value) for value in options.values()] == [int, float, bool, float]
 
 
@@ -142,9 +142,9 @@ def test_an_unknown_key_names_its_source(tmp_path: Path) -> None:
         "network.dropout=1",
         "optimizer=foo",
         "device=tpu",
-        "agreement=3",
-        "agreement.a=[1]",
-        "agreement.a.b.c=1",
+        "sync round=3",
+        "strategy.a=[1]",
+        "sync round.a.b.c=1",
         "validation.enabled=1",
         "learners=0",
         "learners=4:2",
@@ -222,7 +222,7 @@ plain = st.one_of(
     hidden=st.lists(st.integers(1, 10**6), max_size=4),
     start=st.floats(0, 1e300),
     optimizer=st.sampled_from(OptimizerChoice),
-    agreement=st.dictionaries(
+    sync_round=st.dictionaries(
         words, st.one_of(plain, st.dictionaries(words, plain, max_size=2)), max_size=3
     ),
 )
@@ -233,7 +233,7 @@ def test_dump_reads_back_equal(
     hidden: list[int],
     start: float,
     optimizer: OptimizerChoice,
-    agreement: dict[str, Any],
+    sync_round: dict[str, Any],
 ) -> None:
     config = Config.model_validate(
         {
@@ -242,7 +242,7 @@ def test_dump_reads_back_equal(
             "optimizer": optimizer,
             "network": {"hidden": hidden},
             "rate": {"start": start},
-            "agreement": agreement,
+            "sync_round": sync_round,
         }
     )
     file = tmp_path_factory.getbasetemp() / "round_trip.toml"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.learner.learner import Learner
 from unisono.strategies import (
     AllReduce,
@@ -10,12 +10,12 @@ from unisono.strategies import (
     Averaging,
     BlockMomentum,
     DelayByOne,
-    Division,
     GossipFixed,
     GossipRandom,
     Nesterov,
     Plain,
     Server,
+    Sharding,
     SlowMo,
     Solo,
 )
@@ -28,13 +28,13 @@ __all__ = [
     "Averaging",
     "BlockMomentum",
     "DelayByOne",
-    "Division",
     "GossipFixed",
     "GossipRandom",
     "Learner",
     "Nesterov",
     "Plain",
     "Server",
+    "Sharding",
     "SlowMo",
     "Solo",
     "UserError",

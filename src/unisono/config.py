@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from unisono.events import UserError
+from unisono.errors import UserError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -89,13 +89,13 @@ def default_rate(optimizer: OptimizerChoice) -> float:
     return 0.001 if optimizer is OptimizerChoice.ADAMW else 0.05
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """A table of keys: unknown ones are refused, types are not guessed, nothing changes later."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Network(Table):
+class NetworkConfig(ConfigTable):
     """`[network]`: the shape of the model."""
 
     hidden: list[Positive] = Field(
@@ -132,7 +132,7 @@ class Network(Table):
     )
 
 
-class Rate(Table):
+class RateConfig(ConfigTable):
     """`[rate]`: the learning rate, a function of progress, 0..1 in data seen."""
 
     start: Amount = Field(
@@ -164,7 +164,7 @@ class Rate(Table):
     weight_decay: Amount = Field(default=0.0, description="weight decay")
 
 
-class NaturalGradient(Table):
+class NaturalGradientConfig(ConfigTable):
     """`[natural_gradient]`: what ng-sgd learns of the Fisher matrix, and how far a step may go."""
 
     rank_in: Positive = Field(
@@ -194,7 +194,7 @@ class NaturalGradient(Table):
     )
 
 
-class Recipe(Table):
+class RecipeConfig(ConfigTable):
     """`[recipe]`: Kaldi's rules for rounds of averaging; see docs/kaldi_recipe.md."""
 
     enabled: bool = Field(
@@ -232,7 +232,7 @@ class Recipe(Table):
     )
 
 
-class Validation(Table):
+class ValidationConfig(ConfigTable):
     """`[validation]`: checks of the consensus on held-out frames."""
 
     on: ValidationChoice = Field(
@@ -254,7 +254,7 @@ class Validation(Table):
         return self.enabled and self.on is ValidationChoice.HELDOUT
 
 
-class Checkpoint(Table):
+class CheckpointConfig(ConfigTable):
     """`[checkpoint]`: what a killed run goes on from."""
 
     every: Count = Field(
@@ -263,7 +263,7 @@ class Checkpoint(Table):
     keep: Positive = Field(default=2, description="newest checkpoints kept")
 
 
-class Links(Table):
+class LinksConfig(ConfigTable):
     """`[links]`: connections between machines; on one machine there are none."""
 
     interface: str = Field(
@@ -273,7 +273,7 @@ class Links(Table):
     encrypt: bool = Field(default=False, description="let nobody else read what travels")
 
 
-class Config(Table):
+class Config(ConfigTable):
     """The whole configuration of a run, as `config.toml` holds it."""
 
     prep: str = Field(default="", description="prepared data, a folder made by `unisono prepare`")
@@ -306,16 +306,16 @@ class Config(Table):
         description="seconds a silent learner is believed to live",
     )
     prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
-    network: Network = Network()
-    rate: Rate = Rate()
-    natural_gradient: NaturalGradient = NaturalGradient()
-    agreement: dict[str, Option] = Field(
+    network: NetworkConfig = NetworkConfig()
+    rate: RateConfig = RateConfig()
+    natural_gradient: NaturalGradientConfig = NaturalGradientConfig()
+    sync_round: dict[str, Option] = Field(
         default={}, description="options of the chosen strategy, checked by the strategy"
     )
-    recipe: Recipe = Recipe()
-    validation: Validation = Validation()
-    checkpoint: Checkpoint = Checkpoint()
-    links: Links = Links()
+    recipe: RecipeConfig = RecipeConfig()
+    validation: ValidationConfig = ValidationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    links: LinksConfig = LinksConfig()
 
     @field_validator("learners", mode="before")
     @classmethod
@@ -414,7 +414,7 @@ class _Layers:
         """Returns the first fault in one line."""
         fault = error.errors()[0]
         path = tuple(str(part) for part in fault["loc"])
-        if path[0] == "agreement" and len(path) > 1:
+        if path[0] == "sync_round" and len(path) > 1:
             path = path[:2]  # what follows names the members of the union, not keys
             text = "must be text, a number, true or false, or a table of these"
         else:
@@ -443,13 +443,13 @@ def _wanted(kind: str, message: str) -> str:
     return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
-def _keys(table: Table | None = None, prefix: str = "") -> dict[str, Any]:
+def _keys(table: ConfigTable | None = None, prefix: str = "") -> dict[str, Any]:
     """All keys with a dot between table and key, and their types."""
     known: dict[str, Any] = {}
     table = table or Config()
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
-        if isinstance(value, Table):
+        if isinstance(value, ConfigTable):
             known.update(_keys(value, f"{prefix}{name}."))
         else:
             known[prefix + name] = field.annotation

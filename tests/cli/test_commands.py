@@ -81,7 +81,7 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
         assert (out / name).stat().st_size > 0
     summary = Summary.from_json((out / "summary.json").read_text())
     assert summary.strategy == "solo"
-    assert summary.minibatches.settled == summary.minibatches.leased > 0
+    assert summary.minibatches.committed == summary.minibatches.leased > 0
     assert summary.validation_accuracy is not None and summary.validation_accuracy > 0.3
     assert "report:" in text
 
@@ -112,7 +112,7 @@ def test_every_command_has_help(run: Run) -> None:
         (["train"], ["prepare"]),
         (["train", "PREP", "--set", "rate.strat=1"], ["rate.strat", "rate.start"]),
         (["train", "PREP", "--strategy", "averagin"], ["averagin", "'averaging'"]),
-        (["train", "PREP", "--set", "agreement.evry=1", "--strategy", "averaging"], ["evry"]),
+        (["train", "PREP", "--set", "strategy.evry=1", "--strategy", "averaging"], ["evry"]),
         (["train", "PREP", "--learners", "0"], ["learners"]),
         (["train", "PREP", "--learners", "5000"], ["5000", "minibatches"]),
         (["train", "PREP", "--model", "dmn"], ["dmn", "dnn"]),
@@ -191,7 +191,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     status, _, error = run("train", "--out", out, "--resume")
     assert (status, error) == (0, "")
     counts = json.loads((out / "summary.json").read_text())["minibatches"]
-    assert 0 < counts["settled"] < 48
+    assert 0 < counts["committed"] < 48
 
 
 def test_report_of_two_runs(

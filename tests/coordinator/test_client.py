@@ -9,9 +9,9 @@ import pytest
 from unisono.coordinator.client import Client, CoordinatorLost, Refused
 from unisono.coordinator.service import PATIENCE, PORT
 from unisono.fabric import COORDINATOR, Cancelled, learner
-from unisono.fabric.kernel import Kernel, Network
-from unisono.fabric.schedules import Seeded
-from unisono.fabric.simulated import SimulatedNode
+from unisono.fabric.simulated.kernel import Kernel, Network
+from unisono.fabric.simulated.node import SimulatedNode
+from unisono.fabric.simulated.schedulers import Seeded
 
 TIMEOUT = 5.0
 

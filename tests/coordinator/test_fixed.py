@@ -8,7 +8,7 @@ from unisono.coordinator.client import Abandoned, Client
 from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.service import Service, serve
 from unisono.fabric import COORDINATOR, Cancelled, TimedOut, learner
-from unisono.fabric.local import Host
+from unisono.fabric.local.host import Host
 
 
 @pytest.mark.parametrize("fixed", [False, True])

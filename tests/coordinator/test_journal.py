@@ -11,7 +11,7 @@ from unisono.coordinator.journal import FileJournal, Journal, MemoryJournal, NoJ
 GROUPS: list[list[Operation]] = [
     [{"kind": "join", "who": "learner-0.0#0", "sequence": 0}],
     [
-        {"kind": "settle", "ranges": [[0, 5], [7, 9]]},
+        {"kind": "commit", "ranges": [[0, 5], [7, 9]]},
         {"kind": "lost", "who": "learner-1.0#0", "reason": "silent for 10 s\nor so"},
     ],
     [{"kind": "failed", "traceback": 'a "quoted" line\n\tand ünicode'}],
@@ -40,10 +40,10 @@ def test_it_gives_back_what_was_appended(tmp_path: Path) -> None:
 
 def test_it_keeps_copies() -> None:
     journal = MemoryJournal()
-    operation: Operation = {"kind": "settle", "ranges": [[0, 5]]}
+    operation: Operation = {"kind": "commit", "ranges": [[0, 5]]}
     journal.append([operation])
     operation["ranges"][0][0] = 3
-    assert list(journal.replay()) == [{"kind": "settle", "ranges": [[0, 5]]}]
+    assert list(journal.replay()) == [{"kind": "commit", "ranges": [[0, 5]]}]
 
 
 def test_a_torn_end_is_cut_wherever_the_kill_came(tmp_path: Path) -> None:

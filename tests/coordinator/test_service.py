@@ -11,13 +11,13 @@ import pytest
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.journal import MemoryJournal, Operation
 from unisono.coordinator.service import PATIENCE
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import Cancelled, Fabric
-from unisono.fabric.kernel import Network
-from unisono.fabric.schedules import Seeded
-from unisono.strategies import AllReduce, Averaging, Division, Solo
+from unisono.fabric.simulated.kernel import Network
+from unisono.fabric.simulated.schedulers import Seeded
+from unisono.strategies import AllReduce, Averaging, Sharding, Solo
 from unisono.strategies.base import Strategy
-from unisono.testing import laws
+from unisono.testing import invariants
 from unisono.testing.cluster import ToyRun
 from unisono.testing.coverage import Coverage
 from unisono.testing.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
@@ -26,10 +26,10 @@ from unisono.testing.simulated import ToyCluster
 from unisono.testing.toy import ToyLearner
 
 ALLREDUCE = AllReduce()
-DEALT = Averaging(every=8)
-DRAWN = Averaging(every=8, division=Division.DRAWN)
-ALL = [ALLREDUCE, DEALT, DRAWN]
-NAMES = ["allreduce", "dealt", "drawn"]
+STATIC = Averaging(every=8)
+DYNAMIC = Averaging(every=8, sharding=Sharding.DYNAMIC)
+ALL = [ALLREDUCE, STATIC, DYNAMIC]
+NAMES = ["allreduce", "static", "dynamic"]
 TIMEOUT = 10.0
 
 
@@ -42,12 +42,12 @@ def cluster(strategy: Strategy, learners: int, total: int, **options: Any) -> To
 
 def check(toys: ToyCluster, run: ToyRun, *, calm: bool = False) -> ToyRun:
     assert isinstance(toys.loss, Marks)
-    laws.all_settled(run)
-    laws.all_trained(run, calm=calm)
-    laws.nothing_lost(run)
-    laws.same_end(run, exactly=toys.strategy is not DRAWN)
-    if not toys.settled:
-        laws.kept_once(run, toys.loss)
+    invariants.all_committed(run)
+    invariants.all_trained(run, calm=calm)
+    invariants.nothing_lost(run)
+    invariants.same_end(run, exactly=toys.strategy is not DYNAMIC)
+    if not toys.committed:
+        invariants.kept_once(run, toys.loss)
     return run
 
 
@@ -178,7 +178,7 @@ def test_one_that_slept_too_long_finds_its_run_lost(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=NAMES)
-def test_before_anything_is_settled_a_stranger_may_begin(strategy: Strategy) -> None:
+def test_before_anything_is_committed_a_stranger_may_begin(strategy: Strategy) -> None:
     run = run_with(strategy, 1, 12, Join(0.4, 1), Kill(0.5, 0))
     assert run.results[1].final is not None
     assert sorted(run.results[1].steps) == list(range(12))
@@ -192,11 +192,11 @@ def test_runs_end_whatever_is_left(strategy: Strategy, left: int, learners: int)
     if isinstance(strategy, Solo):
         learners = 1
     total = 103
-    settled = [(0, 1), (2, 2 + total - left - 1)] if left < total - 1 else []
-    done = sum(b - a for a, b in settled)
-    toys = cluster(strategy, learners, total, settled=settled)
+    committed = [(0, 1), (2, 2 + total - left - 1)] if left < total - 1 else []
+    done = sum(b - a for a, b in committed)
+    toys = cluster(strategy, learners, total, committed=committed)
     run = check(toys, toys.run(), calm=True)
-    assert run.state.pool.counts.settled == total - done
+    assert run.state.pool.counts.committed == total - done
     assert all(r.final is not None for r in run.results)
 
 
@@ -211,7 +211,7 @@ class Unlike(ToyCluster):
 
 def test_unlike_jobs_end_the_run_in_one_line() -> None:
     with pytest.raises(UserError, match=r"^the learners differ in total 12 and 13$"):
-        Unlike(strategy=DEALT, learners=2, total=12).run()
+        Unlike(strategy=STATIC, learners=2, total=12).run()
 
 
 def test_solo_refuses_company_in_one_line() -> None:
@@ -221,7 +221,7 @@ def test_solo_refuses_company_in_one_line() -> None:
 
 def test_a_run_begins_without_those_who_never_come() -> None:
     """Two were expected, and one came: after a while it begins."""
-    toys = cluster(DEALT, 2, 12, faults=[Kill(0.0, 1)])
+    toys = cluster(STATIC, 2, 12, faults=[Kill(0.0, 1)])
     run = check(toys, toys.run())
     assert run.results[0].steps == list(range(12))
 
@@ -257,4 +257,4 @@ def test_a_whole_run_that_was_stopped_goes_on(strategy: Strategy, seed: int) -> 
     ).run()
     assert run.state.lost == []
     assert run.coverage.repeated() == []
-    laws.all_settled(run)
+    invariants.all_committed(run)

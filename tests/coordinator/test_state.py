@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from desk import Desk, picture
 
+from support.desk import Desk, picture
 from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
 from unisono.fabric import learner
-from unisono.strategies import AllReduce, Averaging, Division
+from unisono.strategies import AllReduce, Averaging, Sharding
 from unisono.testing.faults import KillCoordinator
 from unisono.testing.properties import draw_scenario
 
@@ -24,33 +24,33 @@ def two(**job: Any) -> Desk:
     return desk
 
 
-def deal(desk: Desk, number: int, deal_number: int | None = None) -> dict[str, Any]:
-    return desk.call(number, "deal", number=deal_number, patient=False)
+def assignment(desk: Desk, number: int, assignment_number: int | None = None) -> dict[str, Any]:
+    return desk.call(number, "assignment", number=assignment_number, patient=False)
 
 
-def test_a_deal_waits_for_all_who_are_expected() -> None:
+def test_a_assignment_waits_for_all_who_are_expected() -> None:
     desk = Desk(expected=2)
     desk.enrol(0)
-    assert desk.tell(0, "deal", reply="answers", number=None, patient=True) == []
+    assert desk.tell(0, "assignment", reply="answers", number=None, patient=True) == []
     outputs = desk.tell(1, "join", reply="answers", endpoint="here")
-    assert [o.body["kind"] for o in outputs if o.port == "answers"] == ["admitted", "deal"]
+    assert [o.body["kind"] for o in outputs if o.port == "answers"] == ["admitted", "assignment"]
 
 
-def test_everybody_gets_the_same_deal() -> None:
+def test_everybody_gets_the_same_assignment() -> None:
     desk = two()
-    one, other = deal(desk, 0), deal(desk, 1)
+    one, other = assignment(desk, 0), assignment(desk, 1)
     del one["sequence"], other["sequence"]
     assert one == other
     assert one["ranges"] == [[0, 8]]
-    assert one["sponsor"] == "learner-0.0#0"
+    assert one["donor"] == "learner-0.0#0"
     assert one["newcomers"] == ["learner-1.0#0"]
 
 
 def test_a_repeated_operation_changes_nothing_and_is_answered_again() -> None:
     desk = two()
     for number in (0, 1):
-        deal(desk, number)
-    desk.tell(0, "completed", agreement=0, notes={"learner-0.0#0": [[0, 2]]})
+        assignment(desk, number)
+    desk.tell(0, "completed", sync_round=0, notes={"learner-0.0#0": [[0, 2]]})
     before = picture(desk.state)
     last: dict[tuple[str, str], list[Output]] = {}
     for operation in desk.operations:
@@ -60,24 +60,24 @@ def test_a_repeated_operation_changes_nothing_and_is_answered_again() -> None:
             last[operation["who"], operation["reply"]] = answers
     # Only the last answer on a port can still be waited for.
     kinds = [[o.body["kind"] for o in answers] for answers in last.values()]
-    assert kinds == [["deal"], ["deal"]]
+    assert kinds == [["assignment"], ["assignment"]]
 
 
 def test_an_operation_that_overtook_another_waits_for_it() -> None:
     """Sent to a coordinator that has just come back, before what the last one lost."""
     desk = two()
     before = picture(desk.state)
-    request = {"kind": "deal", "reply": "plan", "number": None, "patient": False}
+    request = {"kind": "assignment", "reply": "plan", "number": None, "patient": False}
     late = {**request, "who": "learner-0.0#0", "sequence": 3}
     missing = {"kind": "idle", "who": "learner-0.0#0", "sequence": 2}
     assert desk.state.apply(late) == []
     assert picture(desk.state) == before
     assert desk.state.apply(missing) == []
-    assert [o.body["kind"] for o in desk.state.apply(late)] == ["deal"]
+    assert [o.body["kind"] for o in desk.state.apply(late)] == ["assignment"]
 
 
 @pytest.mark.parametrize(
-    "other", [{"total": 13}, {"fingerprint": "another model"}, {"share": 3, "division": "drawn"}]
+    "other", [{"total": 13}, {"fingerprint": "another model"}, {"share": 3, "sharding": "dynamic"}]
 )
 def test_learners_that_mean_different_things_are_refused_in_one_line(other: dict[str, Any]) -> None:
     desk = Desk(expected=2)
@@ -89,14 +89,14 @@ def test_learners_that_mean_different_things_are_refused_in_one_line(other: dict
         assert name in answer["reason"] and str(value) in answer["reason"]
 
 
-def test_the_work_of_the_dead_comes_back_once_no_agreement_can_hold_it() -> None:
+def test_the_work_of_the_dead_comes_back_once_no_sync_round_can_hold_it() -> None:
     desk = two()
     for number in (0, 1):
-        deal(desk, number)
+        assignment(desk, number)
     desk.lose(1)
     counts = desk.state.pool.counts
     assert counts.returned == 0
-    desk.tell(0, "stand", reply="answers", agreement=0)
+    desk.tell(0, "stand", reply="answers", sync_round=0)
     assert counts.returned == 4
     assert desk.state.pool.free == 8
 
@@ -105,67 +105,67 @@ def test_the_dead_are_not_members_again() -> None:
     desk = two()
     desk.lose(1)
     assert not desk.state.may_join(learner(1))
-    assert desk.state.may_join(learner(1).reborn())
+    assert desk.state.may_join(learner(1).next_incarnation())
 
 
-def test_one_who_lost_its_sponsor_may_begin_while_nothing_is_settled() -> None:
-    """It has trained nothing: its parameters are as good as the sponsor's were."""
+def test_one_who_lost_its_donor_may_begin_while_nothing_is_committed() -> None:
+    """It has trained nothing: its parameters are as good as the donor's were."""
     desk = two()
     for number in (0, 1):
-        deal(desk, number)
+        assignment(desk, number)
     desk.lose(0)
     desk.call(1, "retire")
     desk.enrol(1, incarnation=1)
     assert not desk.state.orphaned
-    answer = desk.call(1, "deal", incarnation=1, number=None, patient=False)
-    assert answer["sponsor"] == "learner-1.0#1"
+    answer = desk.call(1, "assignment", incarnation=1, number=None, patient=False)
+    assert answer["donor"] == "learner-1.0#1"
 
 
 def test_one_who_trained_in_an_earlier_life_may_not() -> None:
     """What it trained was returned, and would come in twice."""
     desk = two()
     for number in (0, 1):
-        deal(desk, number)
+        assignment(desk, number)
     desk.lose(0)
     desk.lose(1)
     desk.enrol(1, incarnation=1)
     assert desk.state.orphaned
-    answer = desk.call(1, "deal", incarnation=1, number=None, patient=False)
+    answer = desk.call(1, "assignment", incarnation=1, number=None, patient=False)
     assert answer["kind"] == "wait"
-    # A stranger may, as long as nothing is settled.
+    # A stranger may, as long as nothing is committed.
     desk.enrol(5)
     assert not desk.state.orphaned
 
 
-def test_nobody_may_once_something_is_settled() -> None:
+def test_nobody_may_once_something_is_committed() -> None:
     desk = two()
     for number in (0, 1):
-        deal(desk, number)
+        assignment(desk, number)
     for number in (0, 1):
-        desk.tell(number, "completed", agreement=0, notes={"learner-0.0#0": [[0, 2]]})
-    assert desk.state.pool.counts.settled == 2
-    assert desk.state.keepers == desk.state.learners
+        desk.tell(number, "completed", sync_round=0, notes={"learner-0.0#0": [[0, 2]]})
+    assert desk.state.pool.counts.committed == 2
+    assert desk.state.state_holders == desk.state.learners
     for number in (0, 1):
         desk.lose(number)
     desk.enrol(5)
     assert desk.state.orphaned
-    assert deal(desk, 5)["kind"] == "wait"
+    assert assignment(desk, 5)["kind"] == "wait"
 
 
 def test_a_newcomer_whose_state_is_out_of_date_asks_again() -> None:
-    """Drawn: its sponsor died after handing it over, and the others agreed without it."""
-    desk = two(division="drawn", share=1)
+    """Dynamic sharding: its donor died after handing it over, and the others agreed without it."""
+    desk = two(sharding="dynamic", share=1)
     desk.tell(0, "enter", reply="answers")
-    assert desk.call(1, "enter")["sponsor"] == "learner-0.0#0"
+    assert desk.call(1, "enter")["donor"] == "learner-0.0#0"
     assert desk.call(1, "welcomed", rounds=0)["kind"] == "in"
-    desk.enrol(2, division="drawn", share=1)
-    assert desk.call(2, "enter")["sponsor"] == "learner-0.0#0"
+    desk.enrol(2, sharding="dynamic", share=1)
+    assert desk.call(2, "enter")["donor"] == "learner-0.0#0"
     desk.lose(0)
     desk.call(1, "draw", want=1, patient=False)
-    desk.tell(1, "completed", agreement=0, notes={"learner-1.0#0": [[0, 1]]})
-    assert desk.state.agreements.resolved == 1
+    desk.tell(1, "completed", sync_round=0, notes={"learner-1.0#0": [[0, 1]]})
+    assert desk.state.sync_rounds.resolved == 1
     assert desk.call(2, "welcomed", rounds=0)["kind"] == "again"
-    assert desk.call(2, "enter")["sponsor"] == "learner-1.0#0"
+    assert desk.call(2, "enter")["donor"] == "learner-1.0#0"
     assert desk.call(2, "welcomed", rounds=1)["kind"] == "in"
 
 
@@ -177,7 +177,7 @@ def test_a_failure_is_told_to_everybody_once() -> None:
     assert desk.state.failure == {"who": "learner-0.0#0", "traceback": "Traceback ..."}
 
 
-STRATEGIES = [AllReduce(), Averaging(every=8), Averaging(every=8, division=Division.DRAWN)]
+STRATEGIES = [AllReduce(), Averaging(every=8), Averaging(every=8, sharding=Sharding.DYNAMIC)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
@@ -214,8 +214,8 @@ def test_a_journal_replays_to_the_same_state_and_answers(
             assert operation == json.loads(text)
             assert again.apply(operation) == outputs
         assert picture(again) == picture(live)
-        settled = picture(again)
+        committed = picture(again)
         for operation in journal.replay():
             if "sequence" in operation:
                 again.apply(operation)
-        assert picture(again) == settled
+        assert picture(again) == committed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unisono.data import UNLABELLED, ChunkSource, Corpus, FrameSource, Part, Prep, write_prep
-from unisono.events import UserError
+from unisono.errors import UserError
 
 
 @pytest.fixture

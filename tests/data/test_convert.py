@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from unisono.data import Part, Prep, convert_frames
-from unisono.events import UserError
+from unisono.errors import UserError
 
 
 @pytest.fixture

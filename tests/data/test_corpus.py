@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.data import Corpus, Part, write_prep
-from unisono.events import UserError
+from unisono.errors import UserError
 
 BROKEN = {
     "frames of integers": (dict(frames=np.zeros((31, 3), dtype=np.int16)), "int16"),

@@ -12,7 +12,7 @@ import torch
 
 from unisono.data import Corpus, FrameSource, Part, Prep, write_prep
 from unisono.data import frames as frames_module
-from unisono.events import UserError
+from unisono.errors import UserError
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def source(
     def make(prep: Prep, part: Part, context: int) -> FrameSource:
         made = FrameSource(prep, part, context=context, device=device)
         kind = type(made._gather).__name__
-        assert kind == ("Streamed" if request.param == "streamed" else "Resident")
+        assert kind == ("MappedFrames" if request.param == "streamed" else "DeviceFrames")
         return made
 
     return make

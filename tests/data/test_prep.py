@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from unisono.data import Corpus, Part, Prep, write_prep
-from unisono.events import UserError
+from unisono.errors import UserError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "prep.md"
 
@@ -198,14 +198,14 @@ def test_a_write_that_fails_leaves_nothing(
 def test_the_document_lists_every_file_and_field(prep: Prep) -> None:
     text = DOCUMENT.read_text()
     for file in prep.path.iterdir():
-        assert f"| `{file.name}` |" in text
+        assert f"| `{file.name}` `" in text
     for name in ("prep.json", "utterances.json"):
         for field in json.loads((prep.path / name).read_text()):
-            assert f"`{field}`" in text
+            assert f"``{field}``" in text
 
 
 def test_the_example_in_the_document_runs(prep: Prep) -> None:
-    example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    example = re.search(r"````python\n(.*?)````", DOCUMENT.read_text(), re.DOTALL)
     assert example is not None
     names: dict[str, object] = {"path": str(prep.path)}
     exec(example[1], names)

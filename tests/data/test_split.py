@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono.data import halve, hold_out
-from unisono.events import UserError
+from unisono.errors import UserError
 
 NAMES = [f"s{k:02d}" for k in range(40)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.data import Part, Prep, synthesise
-from unisono.events import UserError
+from unisono.errors import UserError
 
 SETTINGS = dict(
     speakers=20,

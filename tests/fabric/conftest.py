@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("unisono.testing.conformance")
+pytest.register_assert_rewrite("support.conformance")
 
 
 @pytest.fixture

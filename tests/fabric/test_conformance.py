@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from support.conformance import Ability, Case, Stage, cases
+from support.fabrics import RealProcesses, Setup, Simulated, Threads
 from unisono.fabric import COORDINATOR, Fabric, learner
-from unisono.fabric.kernel import Stuck
-from unisono.fabric.schedules import Seeded
-from unisono.testing.conformance import Ability, Case, Stage, cases
-from unisono.testing.fabrics import RealProcesses, Setup, Simulated, Threads
+from unisono.fabric.simulated.kernel import DeadlockError
+from unisono.fabric.simulated.schedulers import SeededScheduler
 
 SETUPS: dict[str, Setup] = {
     "simulated": Simulated(),
@@ -61,7 +61,7 @@ def test_conforms_on_a_network_when_threads_switch_all_the_time(case: Case, netw
 def test_conforms_under_random_schedules(case: Case) -> None:
     large = case.name == "a_hundred_megabytes_arrive_intact"
     for seed in range(1 if large else 12):
-        Simulated(lambda seed=seed: Seeded(seed, switching=0.1 + 0.07 * seed)).run(case)
+        Simulated(lambda seed=seed: SeededScheduler(seed, switching=0.1 + 0.07 * seed)).run(case)
 
 
 @pytest.mark.long
@@ -69,7 +69,7 @@ def test_conforms_under_random_schedules(case: Case) -> None:
 def test_conforms_under_many_random_schedules(case: Case) -> None:
     large = case.name == "a_hundred_megabytes_arrive_intact"
     for seed in range(100, 110 if large else 600):
-        Simulated(lambda seed=seed: Seeded(seed, switching=0.5)).run(case)
+        Simulated(lambda seed=seed: SeededScheduler(seed, switching=0.5)).run(case)
 
 
 def wrong(node: Fabric, stage: Stage) -> None:
@@ -90,7 +90,9 @@ def test_a_failure_of_one_player_ends_the_case(setup: str) -> None:
 
 @pytest.mark.parametrize("setup", HARNESSES)
 def test_who_hangs_is_named_with_the_place(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.testing.fabrics.LIMIT", 2.0 if setup == "processes" else 0.3)
+    monkeypatch.setattr("support.fabrics.LIMIT", 2.0 if setup == "processes" else 0.3)
     case = Case(hangs, (learner(0),))
-    with pytest.raises((Stuck, TimeoutError, AssertionError), match=r"(?s)learner.0.*hangs"):
+    with pytest.raises(
+        (DeadlockError, TimeoutError, AssertionError), match=r"(?s)learner.0.*hangs"
+    ):
         SETUPS[setup].run(case)

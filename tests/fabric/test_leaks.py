@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.processes import Processes, distributed_test
 from unisono.fabric import COORDINATOR, CREDIT, Member, TensorVector, View, learner
-from unisono.fabric.local import Host, LocalNode
-from unisono.testing.processes import Processes, distributed_test
+from unisono.fabric.local.host import Host, LocalNode
 
 MEMORY = "memfd:unisono"
 

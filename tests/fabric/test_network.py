@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unisono.events import UserError
+from support.intruders import Relay, rubbish
+from unisono.errors import UserError
 from unisono.fabric import (
     COORDINATOR,
     Address,
@@ -25,13 +26,18 @@ from unisono.fabric import (
     TimedOut,
     learner,
 )
-from unisono.fabric.endpoints import Place, address_of, local_path, route_to, tcp_place
-from unisono.fabric.gate import Network, token_of
-from unisono.fabric.local import Host, LocalNode
-from unisono.fabric.seal import NONCE, PROOF, Forged, Proofs, Seal, make_token
-from unisono.fabric.tls import TlsWire
-from unisono.fabric.wire import Wire
-from unisono.testing.intruders import Relay, rubbish
+from unisono.fabric.local.host import Host, LocalNode
+from unisono.fabric.network.auth import NONCE, PROOF, Forged, Proofs, Seal, make_token
+from unisono.fabric.network.endpoints import (
+    SocketAddress,
+    address_of,
+    local_path,
+    route_to,
+    tcp_place,
+)
+from unisono.fabric.network.tcp_listener import NetworkSettings, token_of
+from unisono.fabric.network.tcp_socket import TcpSocket
+from unisono.fabric.network.tls import TlsSocket
 
 TOKEN = token_of(make_token())
 A, B = learner(0), learner(1)
@@ -46,7 +52,7 @@ class Pair:
     """Two hosts, and a relay on the way from A to B."""
 
     def __init__(self, meddle: Meddle, encrypt: bool, piece: int) -> None:
-        network = Network(TOKEN, "127.0.0.1", encrypt=encrypt)
+        network = NetworkSettings(TOKEN, "127.0.0.1", encrypt=encrypt)
         self.hosts = [Host(network=network) for _ in range(2)]
         self.a, self.b = (host.node(learner(n)) for n, host in enumerate(self.hosts))
         self.relay = Relay(tcp_place(self.b.endpoint), meddle, piece)
@@ -139,10 +145,10 @@ def test_a_slow_link_does_not_wake_the_receiver_for_each_packet(
     pair: Callable[..., Pair], encrypt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = {"B": 0}
-    kind = TlsWire if encrypt else Wire
+    kind = TlsSocket if encrypt else TcpSocket
     receive_into = kind.receive_into
 
-    def counted(self: Wire, room: memoryview) -> int | None:
+    def counted(self: TcpSocket, room: memoryview) -> int | None:
         reads["B"] += self.sock.getsockname()[1] == place.port
         return receive_into(self, room)
 
@@ -193,7 +199,7 @@ def drain(sock: socket.socket) -> bytes:
 
 def test_who_has_another_token_is_not_heard(pair: Callable[..., Pair]) -> None:
     made = pair()
-    stranger = Host(network=Network(token_of(make_token()), "127.0.0.1"))
+    stranger = Host(network=NetworkSettings(token_of(make_token()), "127.0.0.1"))
     node = stranger.node(learner(7))
     node.meet(Member(B, made.b.endpoint))
     node.spawn("try", lambda: node.send(B, "x", {"n": 1}))
@@ -206,7 +212,7 @@ def test_who_has_another_token_is_not_heard(pair: Callable[..., Pair]) -> None:
     stranger.close()
 
 
-def member(place: Place) -> tuple[socket.socket, Seal]:
+def member(place: SocketAddress) -> tuple[socket.socket, Seal]:
     """A connection of one who knows the token, before its greeting."""
     sock = socket.create_connection(tuple(place), timeout=5)
     question = receive_exactly(sock, 8 + NONCE)
@@ -305,7 +311,7 @@ def test_what_is_encrypted_cannot_be_read_on_the_way(pair: Callable[..., Pair]) 
 def test_who_says_nothing_is_turned_away_in_time(
     pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unisono.fabric.gate.SHAKE_S", 0.2)
+    monkeypatch.setattr("unisono.fabric.network.tcp_listener.SHAKE_S", 0.2)
     made = pair()
     with socket.create_connection(tuple(tcp_place(made.b.endpoint)), timeout=5) as sock:
         assert len(drain(sock)) == 8 + NONCE
@@ -314,7 +320,7 @@ def test_who_says_nothing_is_turned_away_in_time(
 
 def test_ipv6(pair: Callable[..., Pair]) -> None:
     try:
-        hosts = [Host(network=Network(TOKEN, "::1")) for _ in range(2)]
+        hosts = [Host(network=NetworkSettings(TOKEN, "::1")) for _ in range(2)]
     except (UserError, OSError):
         pytest.skip("this machine has no IPv6")
     a, b = (host.node(learner(n)) for n, host in enumerate(hosts))
@@ -332,8 +338,8 @@ def listening(pid: int) -> list[str]:
     found = []
     for table in ("tcp", "tcp6"):
         path = Path(f"/proc/{pid}/net/{table}")
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
-            fields = line.split()
+        for link in path.read_text().splitlines()[1:] if path.exists() else ():
+            fields = link.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
                 found.append(fields[1])
     return found
@@ -344,14 +350,14 @@ def test_on_one_host_nothing_listens_on_the_network(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.node(A)
     assert listening(os.getpid()) == before
-    remote = Host(network=Network(TOKEN, "127.0.0.1"))
+    remote = Host(network=NetworkSettings(TOKEN, "127.0.0.1"))
     assert len(listening(os.getpid())) == len(before) + 1
     for each in (host, remote):
         each.close()
 
 
 def test_processes_of_one_machine_use_their_unix_sockets(tmp_path: Path) -> None:
-    hosts = [Host(tmp_path, network=Network(TOKEN, "127.0.0.1")) for _ in range(2)]
+    hosts = [Host(tmp_path, network=NetworkSettings(TOKEN, "127.0.0.1")) for _ in range(2)]
     a, b = (host.node(learner(n)) for n, host in enumerate(hosts))
     assert local_path(b.endpoint) is not None
     elsewhere = b.endpoint.replace("unix@", "unix@another-machine")
@@ -361,8 +367,8 @@ def test_processes_of_one_machine_use_their_unix_sockets(tmp_path: Path) -> None
         sender.meet(Member(B, endpoint))
         sender.send(B, "x", {}, TensorVector(torch.ones(4)))
         b.receive("x", timeout=5).release()
-        lines = [type(line).__name__ for line in sender._lines.values()]
-        assert lines == ["SocketLine" if number == 5 else "RemoteLine"]
+        links = [type(link).__name__ for link in sender._links.values()]
+        assert links == ["UnixLink" if number == 5 else "TcpLink"]
     for host in hosts:
         host.close()
     assert a.address == A
@@ -387,7 +393,7 @@ def test_a_coordinator_behind_a_cut_is_gone_until_it_is_found_again(
     for name, seconds in (("handshake.SHAKE_S", 0.3), ("gate.GIVE_UP_S", 0.5)):
         monkeypatch.setattr(f"unisono.fabric.{name}", seconds)
     broken = threading.Event()
-    there, here = (Host(network=Network(TOKEN, "127.0.0.1")) for _ in range(2))
+    there, here = (Host(network=NetworkSettings(TOKEN, "127.0.0.1")) for _ in range(2))
     coordinator = there.node(COORDINATOR)
     relay = Relay(tcp_place(there.endpoint), lambda number, data: None if broken.is_set() else data)
     node = here.node(A, str(relay.place))
@@ -411,16 +417,16 @@ def test_a_coordinator_behind_a_cut_is_gone_until_it_is_found_again(
 @pytest.mark.parametrize("text", ["tcp:1.2.3.4", "udp:1.2.3.4:5", "tcp:[::1]:x", ""])
 def test_a_place_that_is_none_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UserError, match="is not tcp:ADDRESS:PORT"):
-        Place.parse(text)
+        SocketAddress.parse(text)
 
 
-@pytest.mark.parametrize("place", [Place("10.1.2.3", 4), Place("fd00::7", 4711)])
-def test_a_place_is_read_back(place: Place) -> None:
-    assert Place.parse(str(place)) == place
+@pytest.mark.parametrize("place", [SocketAddress("10.1.2.3", 4), SocketAddress("fd00::7", 4711)])
+def test_a_place_is_read_back(place: SocketAddress) -> None:
+    assert SocketAddress.parse(str(place)) == place
 
 
 def test_the_interface_is_found_by_the_route_or_its_name() -> None:
-    assert route_to(Place("127.0.0.1", 9)) == "127.0.0.1"
+    assert route_to(SocketAddress("127.0.0.1", 9)) == "127.0.0.1"
     assert address_of("lo") == "127.0.0.1"
     assert address_of("fd00::7") == "fd00::7"
     with pytest.raises(UserError, match=r"'none0' is no interface .* there are .*lo"):

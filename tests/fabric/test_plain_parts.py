@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from unisono.fabric import COORDINATOR, Address, Gone, Member, Message, TimedOut, View, learner
-from unisono.fabric.base import BODY_LIMIT, encode
-from unisono.fabric.ports import Port
+from unisono.fabric.api import BODY_LIMIT, encode
+from unisono.fabric.local.ports import Port
 from unisono.fabric.vector import SizeVector, TensorVector
 
 
@@ -23,7 +23,7 @@ def test_addresses_read_back_and_sort_by_role_number_part() -> None:
         learner(10),
         Address("shard", 1, 3, 2),
     ]
-    assert learner(2).reborn() == learner(2, 1) != learner(2)
+    assert learner(2).next_incarnation() == learner(2, 1) != learner(2)
     assert (COORDINATOR.name, learner(3).name) == ("coordinator", "learner 3")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.testing.processes import Parent, Processes, ProcessesFailed, distributed_test
+from support.processes import Parent, Processes, ProcessesFailed, distributed_test
 
 
 def write(rank: int, directory: Path, text: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unisono.fabric import COORDINATOR, Cancelled, Gone, Member, TensorVector, View, learner
-from unisono.fabric.local import Host
+from unisono.fabric.local.host import Host
 
 
 def test_a_send_waits_for_the_view_that_names_its_receiver(tmp_path: Path) -> None:

@@ -8,29 +8,29 @@ from collections.abc import Iterator
 import pytest
 
 from unisono.fabric import COORDINATOR, Cancelled, Member, TimedOut, learner
-from unisono.fabric.endpoints import Place
-from unisono.fabric.gate import Network, token_of
-from unisono.fabric.local import Host
-from unisono.fabric.seal import make_token
+from unisono.fabric.local.host import Host
+from unisono.fabric.network.auth import make_token
+from unisono.fabric.network.endpoints import SocketAddress
+from unisono.fabric.network.tcp_listener import NetworkSettings, token_of
 
 TOKEN = token_of(make_token())
 A, B = learner(0), learner(1)
 
 
 @pytest.fixture
-def deaf() -> Iterator[Place]:
+def deaf() -> Iterator[SocketAddress]:
     """A place at which connections are taken, and nobody ever speaks."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Place("127.0.0.1", listener.getsockname()[1])
+        yield SocketAddress("127.0.0.1", listener.getsockname()[1])
 
 
 def impatient_host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    monkeypatch.setattr("unisono.fabric.handshake.SHAKE_S", 0.1)
-    return Host(network=Network(TOKEN, "127.0.0.1", patience=0.5))
+    monkeypatch.setattr("unisono.fabric.network.handshake.SHAKE_S", 0.1)
+    return Host(network=NetworkSettings(TOKEN, "127.0.0.1", patience=0.5))
 
 
 def test_a_learner_that_cannot_reach_another_says_so(
-    deaf: Place, monkeypatch: pytest.MonkeyPatch
+    deaf: SocketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = impatient_host(monkeypatch)
     try:
@@ -46,7 +46,7 @@ def test_a_learner_that_cannot_reach_another_says_so(
 
 
 def test_a_learner_that_is_cut_off_itself_waits(
-    deaf: Place, monkeypatch: pytest.MonkeyPatch
+    deaf: SocketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = impatient_host(monkeypatch)
     try:
@@ -61,7 +61,7 @@ def test_a_learner_that_is_cut_off_itself_waits(
 
 
 def test_a_learner_that_the_coordinator_cannot_reach_is_lost(
-    deaf: Place, monkeypatch: pytest.MonkeyPatch
+    deaf: SocketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = impatient_host(monkeypatch)
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import company
 import pytest
+
+from support import loops as company
 
 
 @pytest.fixture(params=["simulated", "threads"])

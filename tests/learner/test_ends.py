@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from company import (
+from torch import nn
+from torch.utils.data import Dataset
+
+import unisono
+from support.loops import (
     ALL,
     AVERAGING_DEALT,
     AVERAGING_DRAWN,
@@ -23,15 +27,11 @@ from company import (
     sgd,
     simulated,
 )
-from torch import nn
-from torch.utils.data import Dataset
-
-import unisono
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.state import State
-from unisono.fabric.schedules import Seeded
-from unisono.learner.guard import IN_A_ROW
-from unisono.learner.site import find_site
+from unisono.fabric.simulated.schedulers import Seeded
+from unisono.learner.finite_guard import IN_A_ROW
+from unisono.learner.placement import find_placement
 from unisono.simulation import Cut, Kill, KillCoordinator, Pause, run_loops
 
 Together = Callable[..., Ran]
@@ -57,8 +57,8 @@ def test_a_step_that_is_not_finite_is_skipped(strategy: str, how: str) -> None:
 
     def loop() -> None:
         with unisono.Learner(model, sgd(model), ALL[strategy]) as learner:
-            drawn = learner.draw(dataset(), epochs=2, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 loss = loss_of(model, batch)
                 if place in bad:
                     # With a constant added the gradients themselves are finite.
@@ -68,7 +68,7 @@ def test_a_step_that_is_not_finite_is_skipped(strategy: str, how: str) -> None:
 
     ran = alone(loop)
     assert torch.equal(flat(model), flat(plain))
-    assert (ran.counts.settled, ran.counts.skipped) == (22, 4)
+    assert (ran.counts.committed, ran.counts.skipped) == (22, 4)
 
 
 @pytest.mark.parametrize("strategy", SHARING)
@@ -82,8 +82,8 @@ def test_a_nan_enters_no_shared_model(strategy: str, how: str, together: Togethe
         nonlocal bad
         model = network()
         with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
-            drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 loss = loss_of(model, batch)
                 if learner.number == 1 and place % 3 == 1:
                     bad += 1
@@ -96,8 +96,8 @@ def test_a_nan_enters_no_shared_model(strategy: str, how: str, together: Togethe
 
     ran = together(loop, 2)
     assert ran.counts.skipped == bad * (2 if strategy == "allreduce" else 1)
-    assert ran.counts.settled + ran.counts.skipped == 24
-    assert strategy == "drawn" or torch.equal(ends[0], ends[1])
+    assert ran.counts.committed + ran.counts.skipped == 24
+    assert strategy == "dynamic" or torch.equal(ends[0], ends[1])
 
 
 def test_skipped_steps_are_told_before_the_report_that_holds_them(together: Together) -> None:
@@ -106,14 +106,14 @@ def test_skipped_steps_are_told_before_the_report_that_holds_them(together: Toge
     def loop() -> None:
         model = network()
         with unisono.Learner(model, sgd(model), "allreduce") as learner:
-            drawn = learner.draw(dataset(96), epochs=6, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(96), epochs=6, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 bad = place in (15, 31) and learner.number == 0
                 learner.step(loss_of(model, batch) * (NAN if bad else 1.0))
 
     assert alone(loop).counts.skipped == 2
     ran = together(loop, 2)
-    assert (ran.counts.settled, ran.counts.skipped) == (68, 4)
+    assert (ran.counts.committed, ran.counts.skipped) == (68, 4)
 
 
 @pytest.mark.parametrize("strategy", ALL)
@@ -149,7 +149,7 @@ def test_one_learner_that_is_lost_ends_the_run_for_all(together: Together) -> No
     assert isinstance(told, Abandoned) and "learner 1" in told.traceback
 
 
-@pytest.mark.parametrize("strategy", ["dealt", "drawn"])
+@pytest.mark.parametrize("strategy", ["static", "dynamic"])
 def test_parameters_that_are_infinite_are_shared_with_nobody(strategy: str) -> None:
     """Finite gradients, too large a step: the learner leaves, and the others go on."""
     ends: dict[int, torch.Tensor] = {}
@@ -158,8 +158,8 @@ def test_parameters_that_are_infinite_are_shared_with_nobody(strategy: str) -> N
         model = network()
         optimizer = sgd(model)
         with unisono.Learner(model, optimizer, SHARING[strategy]) as learner:
-            drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 if learner.number == 1 and place == 2:
                     optimizer.param_groups[0]["lr"] = 1e38
                 learner.step(loss_of(model, batch) * (1e3 if learner.number == 1 else 1.0))
@@ -167,7 +167,7 @@ def test_parameters_that_are_infinite_are_shared_with_nobody(strategy: str) -> N
 
     ran = simulated(loop, 3, check=False)
     assert [type(error).__name__ for error in ran.errors.values()] == ["Diverged"]
-    assert ran.state.pool.over and ran.counts.settled + ran.counts.skipped == 24
+    assert ran.state.pool.over and ran.counts.committed + ran.counts.skipped == 24
     assert sorted(ends) == [0, 2]
     assert all(end.isfinite().all() for end in ends.values())
 
@@ -181,7 +181,7 @@ def test_breaking_out_leaves_the_rest_to_the_others(
     strategy: str, leaver: int, together: Together
 ) -> None:
     steps: dict[int, int] = {}
-    leads: list[int] = []
+    is_leader: list[int] = []
 
     def loop() -> None:
         model = network()
@@ -192,15 +192,15 @@ def test_breaking_out_leaves_the_rest_to_the_others(
                 steps[learner.number] += 1
                 if learner.number == leaver and steps[leaver] == 4:
                     break
-            if learner.leads:
-                leads.append(learner.number)
+            if learner.is_leader:
+                is_leader.append(learner.number)
 
     ran = together(loop, 3)
     assert ran.state.pool.over
-    assert ran.counts.settled == 26
+    assert ran.counts.committed == 26
     assert ran.counts.leased == 26 + ran.counts.returned
     assert steps[leaver] == 4 and sum(steps.values()) >= 26
-    assert len(leads) == 1 and leads[0] != leaver
+    assert len(is_leader) == 1 and is_leader[0] != leaver
     assert not ran.state.lost
 
 
@@ -250,7 +250,7 @@ def test_an_exception_reaches_all(strategy: str, where: str, together: Together)
     seen: list[int] = []
 
     def fails(place: str) -> None:
-        if place == where and find_site().number == 1 and len(seen) > 6:
+        if place == where and find_placement().number == 1 and len(seen) > 6:
             raise BugError(f"in the {place}")
 
     class Broken(Dataset[Any]):
@@ -347,7 +347,7 @@ def test_a_coordinator_that_fails_takes_its_lone_learner_along(
 @pytest.mark.parametrize("strategy", SHARING)
 @pytest.mark.parametrize("seed", range(3))
 def test_weather(strategy: str, seed: int) -> None:
-    """Deaths, pauses, partitions and restarts: the rest ends, and every minibatch is settled."""
+    """Deaths, pauses, partitions and restarts: the rest ends, and every minibatch is committed."""
     ends: dict[int, torch.Tensor] = {}
 
     def loop() -> None:
@@ -355,7 +355,7 @@ def test_weather(strategy: str, seed: int) -> None:
         with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
             for batch in learner.draw(dataset(), epochs=3, batch_size=BATCH):
                 learner.step(loss_of(model, batch))
-            if learner.leads:
+            if learner.is_leader:
                 with learner.consensus():
                     ends[learner.number] = flat(model)
 
@@ -369,25 +369,25 @@ def test_weather(strategy: str, seed: int) -> None:
     # One that wakes when all is over finds nobody who would tell it.
     assert all(type(error).__name__ == "CoordinatorLost" for error in run.errors.values())
     assert run.state.pool.over
-    assert run.state.pool.counts.settled == 39
+    assert run.state.pool.counts.committed == 39
     assert len(ends) == 1 and next(iter(ends.values())).isfinite().all()
 
 
 @pytest.mark.parametrize("strategy", SHARING)
 def test_gradients_of_a_former_life_are_gone(strategy: str) -> None:
-    """A learner that was held for dead drops what it had accumulated: others train it again."""
-    lives: list[float] = []
+    """A learner that was presumed dead drops what it had accumulated: others train it again."""
+    rejoiner: list[float] = []
 
     def loop() -> None:
         model = network()
         optimizer = sgd(model)
         with unisono.Learner(model, optimizer, SHARING[strategy]) as learner:
-            drawn = learner.draw(dataset(), epochs=4, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
-                if learner.number == 1 and learner._lives is not None:
-                    life = learner._lives.session.fabric.address.incarnation
-                    if life == 1 and not lives:
-                        lives.append(sum(float(p.grad is not None) for p in model.parameters()))
+            dynamic = learner.draw(dataset(), epochs=4, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
+                if learner.number == 1 and learner._rejoiner is not None:
+                    incarnation = learner._rejoiner.session.fabric.address.incarnation
+                    if incarnation == 1 and not rejoiner:
+                        rejoiner.append(sum(float(p.grad is not None) for p in model.parameters()))
                 more = place % 2 == 0
                 learner.backward(loss_of(model, batch), accumulate=more)
                 if not more:
@@ -396,7 +396,7 @@ def test_gradients_of_a_former_life_are_gone(strategy: str) -> None:
 
     run = run_loops(loop, learners=2, faults=[Pause(5.5, 1, 14.0)], slowness={0: 2.0})
     assert run.state.pool.over
-    assert lives == [0.0]
+    assert rejoiner == [0.0]
 
 
 # Refused at the start, in one line.
@@ -426,7 +426,7 @@ def test_as_many_learners_as_minibatches(strategy: str, together: Together) -> N
             for batch in learner.draw(dataset(3 * BATCH), batch_size=BATCH):
                 learner.step(loss_of(model, batch))
 
-    assert together(loop, 3).counts.settled == 3
+    assert together(loop, 3).counts.committed == 3
 
 
 def test_a_second_draw() -> None:
@@ -453,7 +453,7 @@ def test_outside_of_the_with_statement() -> None:
 @pytest.mark.parametrize("what", ["model", "seed", "strategy", "batch size", "epochs"])
 def test_learners_that_differ(what: str, together: Together) -> None:
     def loop() -> None:
-        odd = find_site().number == 1
+        odd = find_placement().number == 1
         model: nn.Module = network()
         if odd and what == "model":
             model = nn.Sequential(model, nn.Linear(3, 3))

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from company import (
+from torch.utils.data import DataLoader
+
+import unisono
+from support.loops import (
     AVERAGING_DEALT,
     AVERAGING_DRAWN,
     BATCH,
@@ -24,16 +27,13 @@ from company import (
     simulated,
     threads,
 )
-from torch.utils.data import DataLoader
-
-import unisono
-from unisono.fabric.schedules import Seeded
+from unisono.fabric.simulated.schedulers import Seeded
 
 STRATEGIES = {
     "solo": "solo",
     "allreduce": "allreduce",
-    "dealt": AVERAGING_DEALT,
-    "drawn": AVERAGING_DRAWN,
+    "static": AVERAGING_DEALT,
+    "dynamic": AVERAGING_DRAWN,
     "gossip-fixed": unisono.GossipFixed(every=2 * BATCH),
     "gossip-random": unisono.GossipRandom(every=2 * BATCH),
     "delay": "delay-by-one",
@@ -86,7 +86,7 @@ def test_one_learner_is_a_plain_loop(
     ran = run(lambda: learner_loop(STRATEGIES[name], got))
     assert torch.equal(got["end"], plain)
     assert (got["rounds"] > 0) == (name != "solo")
-    assert ran.counts.settled == ran.counts.leased == 39
+    assert ran.counts.committed == ran.counts.leased == 39
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -98,7 +98,7 @@ def test_prefetching_changes_nothing(name: str, prefetch: int, plain: torch.Tens
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("name", ["solo", "drawn"])
+@pytest.mark.parametrize("name", ["solo", "dynamic"])
 def test_workers_change_nothing(name: str, workers: int, plain: torch.Tensor) -> None:
     loader = DataLoader(dataset(), BATCH, num_workers=workers)
     got: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def test_any_schedule_gives_the_same_bits(name: str, plain: torch.Tensor) -> Non
     ],
     ids=["allreduce", "plain", "block-momentum", "slowmo", "nesterov"],
 )
-def test_dealt_runs_repeat(strategy: Any, learners: int) -> None:
+def test_static_runs_repeat(strategy: Any, learners: int) -> None:
     # SlowMo's outer step uses each learner's own rate: they are the same where rounds are whole.
     slow = isinstance(getattr(strategy, "outer", None), unisono.SlowMo)
     examples = 96 if slow else EXAMPLES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.training.launch import Launch
+from unisono.launch.local import Launch
 
 SCRIPT = """
 import json, os, signal, sys
@@ -20,8 +20,8 @@ import unisono
 folder, context, strategy = sys.argv[1:]
 strategies = {
     "allreduce": "allreduce",
-    "dealt": unisono.Averaging(every=16),
-    "drawn": unisono.Averaging(every=16, division=unisono.Division.DRAWN),
+    "static": unisono.Averaging(every=16),
+    "drawn": unisono.Averaging(every=16, sharding=unisono.Sharding.DRAWN),
 }
 
 class Points(torch.utils.data.Dataset):
@@ -50,15 +50,15 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("context", "strategy"),
     [
-        ("fork", "dealt"),
-        pytest.param("fork", "drawn", marks=pytest.mark.long),
+        ("fork", "static"),
+        pytest.param("fork", "dynamic", marks=pytest.mark.long),
         pytest.param("forkserver", "allreduce", marks=pytest.mark.long),
     ],
 )
 def test_a_learner_with_workers_is_killed(context: str, strategy: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "unisono.training.script", str(script)]
+    command = [sys.executable, "-m", "unisono.launch.script_main", str(script)]
     began = time.monotonic()
     outcome = Launch(
         command=[*command, str(tmp_path), context, strategy],
@@ -69,7 +69,7 @@ def test_a_learner_with_workers_is_killed(context: str, strategy: str, tmp_path:
     seconds = time.monotonic() - began
     assert outcome.lost == ["learner 1"] and not outcome.failed
     assert outcome.coordinator["over"]
-    assert outcome.coordinator["minibatches"]["settled"] == 100
+    assert outcome.coordinator["minibatches"]["committed"] == 100
     # Silence alone would have been noticed after 300 s: its end was seen.
     assert seconds < 50
     learner, *workers = json.loads((tmp_path / "pids.json").read_text())

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from company import (
+from torch import nn
+from torch.utils.data import DataLoader
+
+import unisono
+from support.loops import (
     ALL,
     AVERAGING_DEALT,
     BATCH,
@@ -25,17 +29,13 @@ from company import (
     sgd,
     simulated,
 )
-from torch import nn
-from torch.utils.data import DataLoader
-
-import unisono
 from unisono.fabric import TensorVector
 from unisono.fabric.address import learner as learner_address
-from unisono.fabric.local import Host
-from unisono.learner.guard import Guard
+from unisono.fabric.local.host import Host
+from unisono.learner.finite_guard import FiniteGuard
 from unisono.learner.replica import LearnerReplica
 from unisono.learner.storage import ModelStorage
-from unisono.strategies.base import Parcel, Work
+from unisono.strategies.base import StateBundle, TrainedWork
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 Together = Callable[..., Ran]
@@ -66,7 +66,7 @@ def test_one_learner_is_a_plain_loop(strategy: str, fused: bool) -> None:
                 learner.step(loss_of(model, there(batch)))
 
     ran = alone(loop)
-    assert ran.counts.settled == 26
+    assert ran.counts.committed == 26
     assert torch.equal(flat(model), flat(plain))
 
 
@@ -88,9 +88,9 @@ def test_learners_that_share_a_gpu(strategy: str, together: Together) -> None:
                 ends[learner.number] = flat(model)
 
     ran = together(loop, 3)
-    assert ran.counts.settled == 26
+    assert ran.counts.committed == 26
     for end in ends.values():
-        same = torch.equal if strategy != "drawn" else torch.allclose
+        same = torch.equal if strategy != "dynamic" else torch.allclose
         assert same(end, ends[0])
 
 
@@ -143,7 +143,7 @@ def test_lstm_weights_stay_in_one_piece(strategy: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         simulated(loop, 2)
-    assert strategy == "drawn" or torch.equal(ends[0], ends[1])
+    assert strategy == "dynamic" or torch.equal(ends[0], ends[1])
 
 
 @pytest.mark.parametrize("strategy", ALL)
@@ -170,18 +170,18 @@ def test_mixed_precision(strategy: str) -> None:
 
     ran = alone(loop)
     assert ran.counts.skipped >= 2
-    assert ran.counts.settled + ran.counts.skipped == 24
+    assert ran.counts.committed + ran.counts.skipped == 24
     if strategy == "solo":
         return
     ran = simulated(loop, 2)
-    assert ran.counts.settled + ran.counts.skipped == 24
+    assert ran.counts.committed + ran.counts.skipped == 24
     assert all(end.isfinite().all() for end in ends.values())
-    assert strategy == "drawn" or torch.equal(ends[0], ends[1])
+    assert strategy == "dynamic" or torch.equal(ends[0], ends[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_guard_sees_what_is_not_finite(dtype: torch.dtype) -> None:
-    guard = Guard()
+    guard = FiniteGuard()
     parameters = [nn.Parameter(torch.zeros(300, 300, dtype=dtype).cuda()) for _ in range(2)]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 100.0)
@@ -207,10 +207,10 @@ class NoOptimizer:
 
     def restart(self) -> None: ...
 
-    def export(self) -> Parcel:
-        return Parcel()
+    def export(self) -> StateBundle:
+        return StateBundle()
 
-    def take_over(self, parcel: Parcel) -> None: ...
+    def take_over(self, bundle: StateBundle) -> None: ...
 
 
 def test_snapshots_beside_updates_are_never_torn() -> None:
@@ -251,7 +251,7 @@ def test_snapshots_beside_updates_are_never_torn() -> None:
         replica.begin_update()
         with torch.no_grad():
             torch._foreach_add_(list(model.parameters()), 1.0)
-        replica.end_update(Work([(step, step + 1)], 1))
+        replica.end_update(TrainedWork([(step, step + 1)], 1))
         if step % 50 == 7:
             shown = TensorVector(torch.full((8 << 20,), -5.0))
             with replica.showing(shown):
@@ -260,7 +260,7 @@ def test_snapshots_beside_updates_are_never_torn() -> None:
     thread.join()
     if errors:
         raise errors[0]
-    replica.end_update(Work())
+    replica.end_update(TrainedWork())
     assert handed_in > 0
     end = storage.new()
     storage.read(end)()

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from company import (
+from torch import nn
+
+import unisono
+from support.loops import (
     AVERAGING_DEALT,
     BATCH,
     CLASSES,
-    DRAWN,
+    DYNAMIC,
     INPUTS,
     SHARING,
     Ran,
@@ -24,11 +27,8 @@ from company import (
     sgd,
     simulated,
 )
-from torch import nn
-
-import unisono
-from unisono.fabric.schedules import Seeded
-from unisono.learner.site import find_site
+from unisono.fabric.simulated.schedulers import Seeded
+from unisono.learner.placement import find_placement
 
 Together = Callable[..., Ran]
 
@@ -70,7 +70,7 @@ def test_zero_grad_both_ways(strategy: str, set_to_none: bool) -> None:
 
     ran = alone(loop)
     assert torch.equal(flat(model), flat(plain))
-    assert ran.counts.settled == 13 and ran.counts.skipped == 0
+    assert ran.counts.committed == 13 and ran.counts.skipped == 0
 
 
 @pytest.mark.parametrize("strategy", SHARING)
@@ -89,8 +89,8 @@ def test_zero_grad_in_company(strategy: str, together: Together) -> None:
             ends.append(flat(model))
 
         ran = together(loop, 2)
-        assert ran.counts.settled == 13 and ran.counts.skipped == 0
-    if strategy not in DRAWN:
+        assert ran.counts.committed == 13 and ran.counts.skipped == 0
+    if strategy not in DYNAMIC:
         assert all(torch.equal(ends[0], end) for end in ends)
 
 
@@ -152,7 +152,7 @@ def test_half_precision_is_exchanged_in_float32(strategy: str, together: Togethe
 
     together(loop, 3)
     assert ends[0].dtype is torch.bfloat16
-    if strategy != "drawn":
+    if strategy != "dynamic":
         assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
 
 
@@ -199,7 +199,7 @@ def test_tied_weights_stay_tied(strategy: str, together: Together) -> None:
         ends.append(flat(model))
 
     together(loop, 2)
-    assert len(ends) == 2 and (strategy == "drawn" or torch.equal(ends[0], ends[1]))
+    assert len(ends) == 2 and (strategy == "dynamic" or torch.equal(ends[0], ends[1]))
 
 
 @pytest.mark.parametrize("strategy", SHARING)
@@ -208,7 +208,7 @@ def test_frozen_weights_do_not_change_by_a_bit(strategy: str) -> None:
     ends: dict[int, torch.Tensor] = {}
 
     def loop() -> None:
-        model = network(seed=10 + find_site().number)
+        model = network(seed=10 + find_placement().number)
         model[0].requires_grad_(False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
         learner = train(model, SHARING[strategy], optimizer=optimizer)
@@ -263,8 +263,8 @@ def test_unused_parameters_stay_without_gradient(strategy: str) -> None:
     def loop() -> None:
         optimizer = decaying(model)
         with unisono.Learner(model, optimizer, SHARING.get(strategy, strategy)) as learner:
-            drawn = learner.draw(dataset(), epochs=2, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 model.detour = place % 3 == 0
                 learner.backward(loss_of(model, batch))
                 assert model.never.weight.grad is None
@@ -285,8 +285,8 @@ def test_all_reduced_learners_agree_on_what_is_unused(together: Together) -> Non
         model = branches()
         optimizer = decaying(model)
         with unisono.Learner(model, optimizer, "allreduce") as learner:
-            drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 loss = loss_of(model, batch)
                 if place % 2 == 0 and learner.number == 1:
                     factor = 0.0 if place % 4 == 0 else 1.0
@@ -343,7 +343,7 @@ def test_lstm(strategy: str) -> None:
         ends.append(flat(model))
 
     simulated(loop, 3)
-    assert len(ends) == 3 and (strategy == "drawn" or torch.equal(ends[0], ends[2]))
+    assert len(ends) == 3 and (strategy == "dynamic" or torch.equal(ends[0], ends[2]))
 
 
 @pytest.mark.parametrize("strategy", SHARING)
@@ -364,7 +364,7 @@ def test_buffers_of_batch_norm(strategy: str, together: Together) -> None:
     same = torch.equal(means[0], means[1])
     if strategy == "allreduce":
         assert not same
-    elif strategy == "dealt":
+    elif strategy == "static":
         assert same
     else:
         assert torch.allclose(means[0], means[1])
@@ -427,20 +427,20 @@ def test_each_simulated_learner_has_generators_of_its_own() -> None:
     """What a learner draws does not depend on how the others are scheduled."""
     draws: list[dict[int, list[float]]] = []
     for seed in range(4):
-        drawn: dict[int, list[float]] = {}
+        dynamic: dict[int, list[float]] = {}
 
-        def loop(drawn: dict[int, list[float]] = drawn) -> None:
+        def loop(dynamic: dict[int, list[float]] = dynamic) -> None:
             model = network(dropout=0.5)
             optimizer = sgd(model)
             with unisono.Learner(model, optimizer, AVERAGING_DEALT) as learner:
                 torch.manual_seed(50 + learner.number)
-                numbers = drawn[learner.number] = []
+                numbers = dynamic[learner.number] = []
                 for batch in learner.draw(dataset(96), batch_size=BATCH):
                     learner.step(loss_of(model, batch))
                     numbers.append(float(torch.rand(())))
 
         simulated(loop, 3, schedule=Seeded(seed), slowness={seed % 3: 3.0})
-        draws.append(drawn)
-    assert all(drawn == draws[0] for drawn in draws)
+        draws.append(dynamic)
+    assert all(dynamic == draws[0] for dynamic in draws)
     assert draws[0][0] != draws[0][1]
     assert len(draws[0][0]) == 4

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from company import (
+
+import unisono
+from support.loops import (
     AVERAGING_DEALT,
     AVERAGING_DRAWN,
     BATCH,
@@ -19,16 +21,14 @@ from company import (
     plain_batches,
     simulated,
 )
-
-import unisono
 from unisono.optim import NaturalGradientSGD
 
 EPOCHS = 3
 STRATEGIES = {
     "solo": "solo",
     "allreduce": "allreduce",
-    "dealt": AVERAGING_DEALT,
-    "drawn": AVERAGING_DRAWN,
+    "static": AVERAGING_DEALT,
+    "dynamic": AVERAGING_DRAWN,
 }
 
 
@@ -74,7 +74,7 @@ def test_one_learner_is_a_plain_loop(name: str, plain: torch.Tensor) -> None:
     assert torch.equal(got["end"], plain)
 
 
-@pytest.mark.parametrize("name", ["allreduce", "dealt", "drawn"])
+@pytest.mark.parametrize("name", ["allreduce", "static", "dynamic"])
 def test_three_learners_learn(name: str) -> None:
     ends: dict[int, torch.Tensor] = {}
     losses: dict[int, float] = {}
@@ -143,7 +143,7 @@ def test_estimates_are_kept_from_round_to_round_or_restarted(restart: bool) -> N
     assert calls == ([1, 2, 1, 2, 1, 2] if restart else [1, 2, 3, 4, 5, 6])
 
 
-@pytest.mark.parametrize(("name", "learners"), [("solo", 1), ("allreduce", 2), ("dealt", 2)])
+@pytest.mark.parametrize(("name", "learners"), [("solo", 1), ("allreduce", 2), ("static", 2)])
 def test_a_resumed_run_ends_with_the_same_bytes(name: str, learners: int, tmp_path: Path) -> None:
     ends: dict[str, torch.Tensor] = {}
 
@@ -158,8 +158,8 @@ def test_a_resumed_run_ends_with_the_same_bytes(name: str, learners: int, tmp_pa
             checkpoint_every=4 * learners * BATCH,
             resume=resume,
         ) as learner:
-            drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
-            for taken, batch in enumerate(drawn, start=1):
+            dynamic = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+            for taken, batch in enumerate(dynamic, start=1):
                 learner.step(loss_of(model, batch))
                 if taken == stop_after and learner.number == 0:
                     raise StopError

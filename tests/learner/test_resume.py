@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from company import BATCH, Ran, alone, dataset, flat, loss_of, network, simulated, threads
 
 import unisono
+from support.loops import BATCH, Ran, alone, dataset, flat, loss_of, network, simulated, threads
 from unisono.coordinator.client import Abandoned
-from unisono.events import UserError
-from unisono.fabric.schedules import Seeded
-from unisono.learner.checkpoint import checkpoints, read_pool
+from unisono.errors import UserError
+from unisono.fabric.simulated.schedulers import Seeded
+from unisono.learner.checkpoint_files import checkpoints, read_pool
 from unisono.simulation import Kill, KillCoordinator
 
 PER_EPOCH, EPOCHS = 12, 3
@@ -46,7 +46,7 @@ class Training:
     statistics: dict[int, torch.Tensor] = field(default_factory=dict)
     epochs: int = EPOCHS
     steps: dict[int, int] = field(default_factory=dict)
-    leads: list[int] = field(default_factory=list)
+    is_leader: list[int] = field(default_factory=list)
 
     def __call__(self) -> None:
         model = network(dropout=0.2, norm=True)
@@ -60,11 +60,11 @@ class Training:
             checkpoint_every=self.every,
             keep=self.keep,
             resume=self.resume,
-            also={"scheduler": scheduler},
+            extra_state={"scheduler": scheduler},
         ) as learner:
             torch.manual_seed(100 + learner.number)
-            drawn = learner.draw(dataset(self.examples), self.epochs, BATCH)
-            for taken, batch in enumerate(drawn, start=1):
+            dynamic = learner.draw(dataset(self.examples), self.epochs, BATCH)
+            for taken, batch in enumerate(dynamic, start=1):
                 learner.step(loss_of(model, batch))
                 scheduler.step()
                 self.steps[learner.number] = taken
@@ -72,8 +72,8 @@ class Training:
                     raise StopError("enough")
                 if taken == self.leave_after:
                     break
-            if learner.leads:
-                self.leads.append(learner.number)
+            if learner.is_leader:
+                self.is_leader.append(learner.number)
             if self.leave_after is None:
                 with learner.consensus():
                     self.ends[learner.number] = flat(model)
@@ -122,15 +122,15 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
     first = Training(strategy, tmp_path, every, stop_after=stop)
     ran = run(first, learners, check=False)
     assert any(isinstance(error, StopError) for error in ran.errors.values())
-    settled = read_pool(checkpoints(tmp_path)[-1])["settled"]
+    committed = read_pool(checkpoints(tmp_path)[-1])["committed"]
     width = learners * (1 if name in ("solo", "allreduce", "delay-by-one") else 2)
     asked = 18 if where == "in mid-epoch" else PER_EPOCH
-    assert settled == [[0, -(-asked // width) * width]]
+    assert committed == [[0, -(-asked // width) * width]]
     second = Training(strategy, tmp_path, every, resume=True)
     ran = run(second, learners, schedule=Seeded(learners))
-    assert ran.counts.settled == PER_EPOCH * EPOCHS - settled[0][1]
+    assert ran.counts.committed == PER_EPOCH * EPOCHS - committed[0][1]
     assert_same(whole, second)
-    assert second.leads == [0]
+    assert second.is_leader == [0]
 
 
 @pytest.mark.parametrize(
@@ -140,16 +140,16 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
 def test_goes_on_after_all_were_killed(name: str, learners: int, tmp_path: Path) -> None:
     whole = uninterrupted(name, learners)
     strategy = STRATEGIES.get(name, name)
-    resume, lives = False, 0
+    resume, rejoiner = False, 0
     while True:
         training = Training(strategy, tmp_path, 4 * BATCH, resume=resume)
         # Each life is long enough for a checkpoint, and ends at another point of a step.
-        when = (8.05 + 0.37 * lives) / learners + 0.9
-        faults = [] if lives == 4 else [Kill(when, n) for n in range(learners)]
+        when = (8.05 + 0.37 * rejoiner) / learners + 0.9
+        faults = [] if rejoiner == 4 else [Kill(when, n) for n in range(learners)]
         run(training, learners, faults=faults)
         if not faults:
             break
-        resume, lives = True, lives + 1
+        resume, rejoiner = True, rejoiner + 1
     assert training.steps[0] < PER_EPOCH * EPOCHS // learners
     assert_same(whole, training)
 
@@ -181,25 +181,25 @@ def test_every_place_can_go_on(place: Callable[..., Ran], tmp_path: Path) -> Non
             place(first, learners)
     second = training(resume=True)
     ran = place(second, learners)
-    assert ran.counts.settled == EPOCHS * PER_EPOCH - 18
+    assert ran.counts.committed == EPOCHS * PER_EPOCH - 18
     assert sorted(second.ends) == list(range(learners))
     assert all(torch.equal(second.ends[0], end) for end in second.ends.values())
 
 
 def test_a_run_that_was_over_only_hands_out_the_model(tmp_path: Path) -> None:
-    for name, learners in [("solo", 1), ("plain", 2), ("allreduce", 2), ("drawn", 2)]:
-        drawn = unisono.Averaging(every=16, division=unisono.Division.DRAWN)
-        strategy = STRATEGIES.get(name, drawn if name == "drawn" else name)
+    for name, learners in [("solo", 1), ("plain", 2), ("allreduce", 2), ("dynamic", 2)]:
+        dynamic = unisono.Averaging(every=16, sharding=unisono.Sharding.DYNAMIC)
+        strategy = STRATEGIES.get(name, dynamic if name == "dynamic" else name)
         folder = tmp_path / name
         first = Training(strategy, folder)
         run(first, learners)
-        last = read_pool(checkpoints(folder)[-1])["settled"]
-        if name != "drawn":
+        last = read_pool(checkpoints(folder)[-1])["committed"]
+        if name != "dynamic":
             assert last == [[0, PER_EPOCH * EPOCHS]]
         second = Training(strategy, folder, resume=True)
         run(second, learners)
-        assert second.leads == [0]
-        if name != "drawn":
+        assert second.is_leader == [0]
+        if name != "dynamic":
             assert not second.steps
             assert_same(first, second)
 
@@ -214,19 +214,19 @@ def test_fewer_epochs_than_are_behind_it_are_refused(learners: int, tmp_path: Pa
 
 @pytest.mark.parametrize("learners", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_drawn_runs_settle_the_rest_once(learners: int, seed: int, tmp_path: Path) -> None:
-    strategy = unisono.Averaging(every=2 * BATCH, division=unisono.Division.DRAWN)
+def test_drawn_runs_commit_the_rest_once(learners: int, seed: int, tmp_path: Path) -> None:
+    strategy = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.DYNAMIC)
     total = PER_EPOCH * EPOCHS
     when = (20.3 + 2 * seed) / learners + 1
     first = Training(strategy, tmp_path, 4 * BATCH)
     killed = [Kill(when, n) for n in range(learners)]
     run(first, learners, faults=killed, schedule=Seeded(seed), slowness={0: 1.5})
     pool = read_pool(checkpoints(tmp_path)[-1])
-    done = sum(b - a for a, b in pool["settled"])
+    done = sum(b - a for a, b in pool["committed"])
     assert 0 < done < total
     second = Training(strategy, tmp_path, 4 * BATCH, resume=True)
     ran = run(second, learners, schedule=Seeded(seed))
-    assert ran.counts.settled == ran.counts.leased == total - done
+    assert ran.counts.committed == ran.counts.leased == total - done
     assert sum(second.steps.values()) == total - done
     assert ran.state.pool.over
     if learners > 1:

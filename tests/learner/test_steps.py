@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from company import (
+from torch import nn
+
+import unisono
+from support.loops import (
     ALL,
     AVERAGING_DEALT,
     BATCH,
@@ -22,10 +25,7 @@ from company import (
     sgd,
     simulated,
 )
-from torch import nn
-
-import unisono
-from unisono.learner.site import find_site
+from unisono.learner.placement import find_placement
 from unisono.simulation import run_loops
 
 Together = Callable[..., Ran]
@@ -39,8 +39,8 @@ def accumulating(
 ) -> None:
     optimizer = sgd(model)
     with unisono.Learner(model, optimizer, strategy) as learner:
-        drawn = learner.draw(dataset(examples), epochs=2, batch_size=BATCH)
-        for place, batch in enumerate(drawn):
+        dynamic = learner.draw(dataset(examples), epochs=2, batch_size=BATCH)
+        for place, batch in enumerate(dynamic):
             more = (place + 1) % of != 0
             learner.backward(loss_of(model, batch) / of, accumulate=more)
             if not more:
@@ -65,7 +65,7 @@ def test_accumulation_alone(strategy: str, of: int) -> None:
     model = network()
     ran = alone(lambda: accumulating(model, ALL[strategy], {}, of=of, examples=104))
     assert torch.equal(flat(model), flat(plain))
-    assert (ran.counts.settled, ran.counts.skipped) == (26 - 26 % of, 26 % of)
+    assert (ran.counts.committed, ran.counts.skipped) == (26 - 26 % of, 26 % of)
 
 
 @pytest.mark.parametrize("strategy", SHARING)
@@ -77,11 +77,11 @@ def test_accumulation_in_company(strategy: str, of: int, together: Together) -> 
         accumulating(network(), SHARING[strategy], ends, of=of, examples=96)
 
     ran = together(loop, 2)
-    assert ran.counts.settled + ran.counts.skipped == 24
+    assert ran.counts.committed + ran.counts.skipped == 24
     assert ran.state.pool.over
     if strategy == "allreduce":
         assert ran.counts.skipped == 0
-    if strategy != "drawn":
+    if strategy != "dynamic":
         assert torch.equal(ends[0], ends[1])
 
 
@@ -122,7 +122,7 @@ def test_several_losses_of_one_minibatch(strategy: str) -> None:
 
     ran = alone(loop)
     assert torch.equal(flat(model), flat(plain))
-    assert ran.counts.settled == 13
+    assert ran.counts.committed == 13
 
 
 def test_a_minibatch_counts_once_however_many_losses_it_has() -> None:
@@ -182,8 +182,8 @@ def scaled_loop(
     optimizer = sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=4)
     with unisono.Learner(model, optimizer, strategy) as learner:
-        drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
-        for place, (x, y) in enumerate(drawn):
+        dynamic = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+        for place, (x, y) in enumerate(dynamic):
             more = (place + 1) % of != 0
             if zero_first and place % of == 0:
                 optimizer.zero_grad()
@@ -230,7 +230,7 @@ def test_grad_scaler_alone(strategy: str, zero_first: bool, of: int) -> None:
     assert torch.equal(into[0][0], plain)
     skipped = len({place // of for place in at})
     assert ran.counts.skipped == skipped * of
-    assert ran.counts.settled == 24 - skipped * of
+    assert ran.counts.committed == 24 - skipped * of
     # The last one is seen as skipped by its gradients, which zero_grad has not taken yet.
     assert into[0][1] == skipped - (1 if zero_first else 0)
 
@@ -244,19 +244,19 @@ def test_grad_scaler_in_company(strategy: str, zero_first: bool, together: Toget
     models = {0: Overflowing(set()), 1: Overflowing(at)}
 
     def loop() -> None:
-        model = models[find_site().number]
+        model = models[find_placement().number]
         scaled_loop(model, SHARING[strategy], into, zero_first=zero_first)
 
     ran = together(loop, 2)
     assert ran.state.pool.over
-    assert ran.counts.settled + ran.counts.skipped == 24
+    assert ran.counts.committed + ran.counts.skipped == 24
     overflows = len(at & set(range(models[1].forwards)))
     assert ran.counts.skipped == overflows * (2 if strategy == "allreduce" else 1)
     assert all(end.isfinite().all() for end, _, _ in into.values())
     if strategy == "allreduce":
         assert torch.equal(into[0][0], into[1][0])
         assert into[0][2] == into[1][2]
-    elif strategy == "dealt":
+    elif strategy == "static":
         assert torch.equal(into[0][0], into[1][0])
 
 
@@ -277,7 +277,7 @@ def test_the_parking_rule_holds_in_company(together: Together) -> None:
                         learner.backward(loss)
 
         ran = together(loop, 2, check=False)
-        assert any("ParkingError" in repr(error) for error in ran.errors.values())
+        assert any("BlockingCallError" in repr(error) for error in ran.errors.values())
         with pytest.raises(
             RuntimeError, match=f"inside {'autocast' if place[0] == 'a' else 'torch'}"
         ):
@@ -344,8 +344,8 @@ def test_several_optimizers(strategy: str, lazy: int, together: Together) -> Non
         model = network()
         optimizers = two(model)
         with unisono.Learner(model, optimizers, ALL[strategy]) as learner:
-            drawn = learner.draw(dataset(), epochs=2, batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(), epochs=2, batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 learner.backward(loss_of(model, batch))
                 for which, optimizer in enumerate(optimizers):
                     if does_step(which, place, lazy):
@@ -356,12 +356,12 @@ def test_several_optimizers(strategy: str, lazy: int, together: Together) -> Non
 
     ran = alone(loop)
     assert torch.equal(ends.pop(0), flat(plain))
-    assert ran.counts.settled == 26
+    assert ran.counts.committed == 26
     if strategy == "solo":
         return
     ran = together(loop, 2)
-    assert ran.counts.settled == 26
-    assert strategy == "drawn" or torch.equal(ends[0], ends[1])
+    assert ran.counts.committed == 26
+    assert strategy == "dynamic" or torch.equal(ends[0], ends[1])
 
 
 @pytest.mark.parametrize("sequence", [(0, 1), (0, 1, 0), (0, 0, 1)])
@@ -382,7 +382,7 @@ def test_alternating_optimizers(sequence: tuple[int, ...], together: Together) -
                 ends[learner.number] = flat(model)
 
     ran = together(loop, 2)
-    assert ran.counts.settled == 12
+    assert ran.counts.committed == 12
     assert torch.equal(ends[0], ends[1])
 
 
@@ -403,7 +403,7 @@ def test_alternating_optimizers_are_guarded_each() -> None:
 
     ran = alone(loop)
     assert flat(model).isfinite().all()
-    assert ran.counts.settled == 12
+    assert ran.counts.committed == 12
 
 
 def test_a_closure_is_refused() -> None:
@@ -448,24 +448,24 @@ def test_a_step_needs_the_learners_backward() -> None:
         alone(loop)
 
 
-@pytest.mark.parametrize("strategy", ["solo", "dealt", "drawn"])
+@pytest.mark.parametrize("strategy", ["solo", "static", "dynamic"])
 def test_a_minibatch_may_be_passed_over(strategy: str, together: Together) -> None:
     """As by a user who does not like what is in it: it counts as skipped, and nobody waits."""
 
     def loop() -> None:
         model = network()
         with unisono.Learner(model, sgd(model), ALL[strategy]) as learner:
-            drawn = learner.draw(dataset(96), batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(96), batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 if place % 2 == 1:
                     continue
                 learner.step(loss_of(model, batch))
 
     ran = alone(loop)
-    assert (ran.counts.settled, ran.counts.skipped) == (6, 6)
+    assert (ran.counts.committed, ran.counts.skipped) == (6, 6)
     if strategy != "solo":
         ran = together(loop, 2)
-        assert ran.counts.settled + ran.counts.skipped == 12
+        assert ran.counts.committed + ran.counts.skipped == 12
         assert ran.counts.skipped >= 5
 
 
@@ -473,8 +473,8 @@ def test_passing_over_is_refused_where_all_wait_for_each_step(together: Together
     def loop() -> None:
         model = network()
         with unisono.Learner(model, sgd(model), "allreduce") as learner:
-            drawn = learner.draw(dataset(96), batch_size=BATCH)
-            for place, batch in enumerate(drawn):
+            dynamic = learner.draw(dataset(96), batch_size=BATCH)
+            for place, batch in enumerate(dynamic):
                 if place == 2 and learner.number == 1:
                     continue
                 learner.step(loss_of(model, batch))

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from company import network
 from torch import nn
 
 import unisono
+from support.loops import network
 from unisono.fabric import TensorVector, learner
-from unisono.fabric.kernel import Kernel
-from unisono.fabric.schedules import Seeded
-from unisono.fabric.simulated import SimulatedNode
-from unisono.learner.guard import Guard
+from unisono.fabric.simulated.kernel import Kernel
+from unisono.fabric.simulated.node import SimulatedNode
+from unisono.fabric.simulated.schedulers import Seeded
+from unisono.learner.finite_guard import FiniteGuard
 from unisono.learner.replica import LearnerReplica
 from unisono.learner.storage import ModelStorage
-from unisono.strategies.base import Parcel, Work
+from unisono.strategies.base import StateBundle, TrainedWork
 
 
 class Mixed(nn.Module):
@@ -140,10 +140,10 @@ class NoOptimizer:
 
     def restart(self) -> None: ...
 
-    def export(self) -> Parcel:
-        return Parcel()
+    def export(self) -> StateBundle:
+        return StateBundle()
 
-    def take_over(self, parcel: Parcel) -> None: ...
+    def take_over(self, bundle: StateBundle) -> None: ...
 
 
 def replica_of(model: nn.Module, node: Any) -> LearnerReplica:
@@ -181,7 +181,7 @@ def test_snapshots_are_parameters_plus_pending_deltas(seed: int) -> None:
             with torch.no_grad():
                 model.weight += 1
             node.sleep(0.1)
-            replica.end_update(Work([(step, step + 1)], 1))
+            replica.end_update(TrainedWork([(step, step + 1)], 1))
             node.sleep(luck.random())
 
     def agent() -> None:
@@ -199,7 +199,7 @@ def test_snapshots_are_parameters_plus_pending_deltas(seed: int) -> None:
     kernel.main(node, learn)
     node.spawn("agent", agent)
     kernel.run()
-    replica.end_update(Work())
+    replica.end_update(TrainedWork())
     assert worked > 0 and handed_in > 0
     assert model.weight.item() == 40 + handed_in
 
@@ -211,7 +211,7 @@ def test_a_snapshot_is_not_changed_by_what_comes_after_it() -> None:
     replica.add(TensorVector(torch.ones(1)))
     finish = replica._begin_read()
     replica.add(TensorVector(torch.full((1,), 10.0)))
-    replica.end_update(Work())
+    replica.end_update(TrainedWork())
     replica.add(TensorVector(torch.full((1,), 100.0)))
     vector = finish()
     assert isinstance(vector, TensorVector) and vector.tensor.item() == 1.0
@@ -224,7 +224,7 @@ def test_what_a_snapshot_still_reads_is_not_used_again() -> None:
     replica = replica_of(scalar(), node)
     replica.add(TensorVector(torch.ones(1)))
     finish = replica._begin_read()
-    replica.end_update(Work())
+    replica.end_update(TrainedWork())
     for _ in range(5):
         replica._storage.new().tensor.fill_(99.0)
     vector = finish()
@@ -236,7 +236,7 @@ def test_what_a_snapshot_still_reads_is_not_used_again() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_guard(dtype: torch.dtype) -> None:
-    guard = Guard()
+    guard = FiniteGuard()
     parameters = [nn.Parameter(torch.zeros(300, 300, dtype=dtype)) for _ in range(2)]
     assert guard.allows(parameters)
     for parameter in parameters:
@@ -246,16 +246,16 @@ def test_the_guard(dtype: torch.dtype) -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         parameters[1].grad[299, 299] = bad  # type: ignore[index]
         assert not guard.allows(parameters)
-    assert guard.skipped == 3 and not guard.hopeless
+    assert guard.skipped == 3 and not guard.has_diverged
     for _ in range(7):
         guard.count()
-    assert guard.hopeless
+    assert guard.has_diverged
     parameters[1].grad = None
-    assert guard.allows(parameters) and not guard.hopeless
+    assert guard.allows(parameters) and not guard.has_diverged
 
 
 def test_a_loss_that_is_not_finite_marks_its_gradients() -> None:
-    guard = Guard()
+    guard = FiniteGuard()
     parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.tensor(1.0))]
     parameters[1].grad = torch.tensor(-0.0)
     guard.mark(torch.tensor(3.0), lambda: parameters)

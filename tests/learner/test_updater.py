@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import TensorVector
 from unisono.learner.updater import SliceUpdater
 

@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from company import BATCH, Ran, alone, dataset, flat, loss_of, network, sgd, simulated, threads
 from torch import nn
 from torch.utils.data import DataLoader
 
 import unisono
-from unisono.learner.checkpoint import checkpoints
-from unisono.learner.site import find_site
+from support.loops import (
+    BATCH,
+    Ran,
+    alone,
+    dataset,
+    flat,
+    loss_of,
+    network,
+    sgd,
+    simulated,
+    threads,
+)
+from unisono.learner.checkpoint_files import checkpoints
+from unisono.learner.placement import find_placement
 
 EXAMPLES, EPOCHS = 96, 4
 TOTAL = EPOCHS * EXAMPLES // BATCH
@@ -40,7 +51,7 @@ class UserLoop:
     rates: dict[int, float] = field(default_factory=dict)
     validated: list[tuple[int, float]] = field(default_factory=list)
     skipped: int = 0
-    leads: list[int] = field(default_factory=list)
+    is_leader: list[int] = field(default_factory=list)
 
     def __call__(self) -> None:
         model = network(dropout=self.dropout, norm=True)
@@ -55,7 +66,7 @@ class UserLoop:
             checkpoints=self.checkpoints,
             checkpoint_every=BATCH * 12,
             resume=self.resume,
-            also={"scheduler": scheduler, "scaler": scaler},
+            extra_state={"scheduler": scheduler, "scaler": scaler},
         ) as learner:
             if self.dropout:
                 torch.manual_seed(300 + learner.number)
@@ -77,8 +88,8 @@ class UserLoop:
                 if step == self.stop_after and learner.number == 0:
                     raise StopError
             self.skipped += learner.skipped
-            if learner.leads:
-                self.leads.append(learner.number)
+            if learner.is_leader:
+                self.is_leader.append(learner.number)
             with learner.consensus():
                 self.ends[learner.number] = flat(model)
             self.scales[learner.number] = scaler.get_scale()
@@ -95,12 +106,12 @@ class UserLoop:
 STRATEGIES: dict[str, Any] = {
     "solo": "solo",
     "allreduce": "allreduce",
-    "dealt": unisono.Averaging(every=4 * BATCH),
-    "drawn": unisono.Averaging(every=4 * BATCH, division=unisono.Division.DRAWN),
+    "static": unisono.Averaging(every=4 * BATCH),
+    "dynamic": unisono.Averaging(every=4 * BATCH, sharding=unisono.Sharding.DYNAMIC),
     "gossip": unisono.GossipRandom(every=4 * BATCH),
     "delay": "delay-by-one",
 }
-DRAWN = {"drawn", "gossip"}
+DYNAMIC = {"dynamic", "gossip"}
 
 
 def one(loop: Callable[[], None], learners: int, *, check: bool = True) -> Ran:
@@ -120,22 +131,22 @@ def test_the_whole_loop_goes_on_where_it_was(
         settings["workers"] = 1
     whole = UserLoop(STRATEGIES[strategy], tmp_path / "whole", **settings)
     ran = place(whole, learners)
-    assert ran.counts.settled + ran.counts.skipped == TOTAL
+    assert ran.counts.committed + ran.counts.skipped == TOTAL
     assert ran.counts.skipped > 0 and whole.skipped > 0
     assert len(whole.validated) == EPOCHS
     assert whole.validated[-1][1] < whole.validated[0][1]
-    assert len(whole.leads) == 1
-    stop = (36 if strategy in DRAWN else 28) // learners
+    assert len(whole.is_leader) == 1
+    stop = (36 if strategy in DYNAMIC else 28) // learners
     first = UserLoop(STRATEGIES[strategy], tmp_path / "cut", stop_after=stop, **settings)
-    if strategy in DRAWN and place is threads:
+    if strategy in DYNAMIC and place is threads:
         return  # who draws what, and when a checkpoint is due, is the threads' luck
     ran = place(first, learners, check=False)
     assert any(isinstance(error, StopError) for error in ran.errors.values())
     assert checkpoints(tmp_path / "cut")
     second = UserLoop(STRATEGIES[strategy], tmp_path / "cut", resume=True, **settings)
     ran = place(second, learners)
-    assert ran.state.pool.over and second.leads == whole.leads
-    if strategy in DRAWN:
+    assert ran.state.pool.over and second.is_leader == whole.is_leader
+    if strategy in DYNAMIC:
         return
     assert second.ends.keys() == whole.ends.keys()
     for number, end in whole.ends.items():
@@ -164,7 +175,7 @@ def test_a_checkpoint_inside_an_accumulation(tmp_path: Path) -> None:
                     ) -> None:
                         model = network(dropout=0.2)
                         optimizer = sgd(model)
-                        torch.manual_seed(9 + find_site().number)
+                        torch.manual_seed(9 + find_placement().number)
                         with unisono.Learner(
                             model,
                             optimizer,
@@ -173,8 +184,8 @@ def test_a_checkpoint_inside_an_accumulation(tmp_path: Path) -> None:
                             checkpoint_every=4 * BATCH,
                             resume=resume,
                         ) as learner:
-                            drawn = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
-                            for step, batch in enumerate(drawn, start=1):
+                            dynamic = learner.draw(dataset(96), epochs=2, batch_size=BATCH)
+                            for step, batch in enumerate(dynamic, start=1):
                                 more = step % 3 != 0
                                 learner.backward(loss_of(model, batch) / 3, accumulate=more)
                                 if not more:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.models import BLSTM, LSTM, MODELS, TDNN, build
 from unisono.models.lstm import ProjectedLSTM
 from unisono.optim import NaturalGradientSGD

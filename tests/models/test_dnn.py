@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.models import DNN, build
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim import OnlineNaturalGradient
 
 State = tuple[Tensor, Tensor, float]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim import NaturalGradientSGD, OnlineNaturalGradient
 
 INPUTS, HIDDEN, CLASSES, ROWS = 7, 9, 5, 32

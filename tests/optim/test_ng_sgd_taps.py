@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim import NaturalGradientSGD
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim.fisher import FisherEstimate
 from unisono.optim.layer import Estimation, NaturalProduct, Side
 from unisono.optim.max_change import BoundedStep, Move, take

@@ -95,8 +95,8 @@ def test_pieces_of_any_size_make_the_whole() -> None:
 def test_every_order_of_a_few_examples_is_equally_likely(examples: int) -> None:
     orders = {p: k for k, p in enumerate(itertools.permutations(range(examples)))}
     order = Order(examples, seed=11)
-    drawn = [orders[tuple(order.indices(e, 0, examples).tolist())] for e in range(1800)]
-    counts = np.bincount(drawn, minlength=len(orders))
+    dynamic = [orders[tuple(order.indices(e, 0, examples).tolist())] for e in range(1800)]
+    counts = np.bincount(dynamic, minlength=len(orders))
     assert deviation(counts, len(orders) - 1) < 4
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.fabric import learner
-from unisono.pool.pool import Deal, Pool
+from unisono.pool.pool import Assignment, Pool
 from unisono.pool.ranges import Range
 
 MEMBERS = [learner(number) for number in range(5)]
@@ -19,25 +19,27 @@ def positions(ranges: list[Range] | tuple[Range, ...]) -> list[int]:
     return [p for start, stop in ranges for p in range(start, stop)]
 
 
-def parts(deal: Deal) -> dict[tuple[int, int], list[int]]:
-    """What each member trains, by agreement and member."""
+def parts(assignment: Assignment) -> dict[tuple[int, int], list[int]]:
+    """What each member trains, by sync round and member."""
     return {
-        (deal.first + round_, member.number): positions(deal.part(round_, member))
-        for round_ in range(deal.rounds)
-        for member in deal.members
+        (assignment.first + round_, member.number): positions(assignment.part(round_, member))
+        for round_ in range(assignment.rounds)
+        for member in assignment.members
     }
 
 
-def deal_all(pool: Pool, members: int, share: int, rounds: int, first: int = 0) -> list[Deal]:
-    """Deals until nothing is free; everything dealt is settled."""
-    deals: list[Deal] = []
+def assign_all(
+    pool: Pool, members: int, share: int, rounds: int, first: int = 0
+) -> list[Assignment]:
+    """Assigns until nothing is free; everything static is committed."""
+    assignments: list[Assignment] = []
     while pool.free:
-        deal = pool.deal(len(deals), first, MEMBERS[:members], share, rounds)
-        first += deal.rounds
-        deals.append(deal)
-        for member in deal.members:
-            pool.settle(member, list(pool.held[member]))
-    return deals
+        assignment = pool.assign(len(assignments), first, MEMBERS[:members], share, rounds)
+        first += assignment.rounds
+        assignments.append(assignment)
+        for member in assignment.members:
+            pool.commit(member, list(pool.held[member]))
+    return assignments
 
 
 @settings(deadline=None)
@@ -47,19 +49,19 @@ def deal_all(pool: Pool, members: int, share: int, rounds: int, first: int = 0) 
     share=st.integers(1, 4),
     rounds=st.integers(1, 4),
 )
-def test_the_parts_of_a_deal_are_all_of_it_once(
+def test_the_parts_of_a_assignment_are_all_of_it_once(
     total: int, members: int, share: int, rounds: int
 ) -> None:
     pool = Pool(total)
     seen: list[int] = []
-    for deal in deal_all(pool, members, share, rounds):
-        dealt = [p for part in parts(deal).values() for p in part]
-        assert sorted(dealt) == positions(deal.ranges)
+    for assignment in assign_all(pool, members, share, rounds):
+        static = [p for part in parts(assignment).values() for p in part]
+        assert sorted(static) == positions(assignment.ranges)
         # Rounds come in the pool's order; only the last round of all may be short, and it is even.
-        sizes = [len(part) for part in parts(deal).values()]
+        sizes = [len(part) for part in parts(assignment).values()]
         assert sizes[:-members] == [share] * (len(sizes) - members)
         assert max(sizes[-members:]) - min(sizes[-members:]) <= 1
-        seen += dealt
+        seen += static
     assert sorted(seen) == list(range(total))
     assert pool.over
 
@@ -72,11 +74,11 @@ def test_the_parts_of_a_deal_are_all_of_it_once(
     rounds=st.integers(1, 4),
     other=st.integers(1, 4),
 )
-def test_a_part_does_not_depend_on_where_deals_begin(
+def test_a_part_does_not_depend_on_where_assignments_begin(
     total: int, members: int, share: int, rounds: int, other: int
 ) -> None:
-    one = deal_all(Pool(total), members, share, rounds)
-    two = deal_all(Pool(total), members, share, other)
+    one = assign_all(Pool(total), members, share, rounds)
+    two = assign_all(Pool(total), members, share, other)
     assert _joined(one) == _joined(two)
 
 
@@ -87,36 +89,38 @@ def test_a_part_does_not_depend_on_where_deals_begin(
     share=st.integers(1, 4),
     stopped_after=st.integers(0, 8),
 )
-def test_a_resumed_pool_deals_the_same_parts(
+def test_a_resumed_pool_assignments_the_same_parts(
     total: int, members: int, share: int, stopped_after: int
 ) -> None:
     """A run that stopped after some whole rounds goes on as if it had not."""
-    whole = _joined(deal_all(Pool(total), members, share, rounds=2))
+    whole = _joined(assign_all(Pool(total), members, share, rounds=2))
     done = min(total, stopped_after * share * members)
     resumed = Pool(total, [(0, done)] if done else [])
-    rest = _joined(deal_all(resumed, members, share, rounds=3, first=-(-done // (share * members))))
+    rest = _joined(
+        assign_all(resumed, members, share, rounds=3, first=-(-done // (share * members)))
+    )
     assert rest == {key: part for key, part in whole.items() if key in rest}
     assert sorted(p for part in rest.values() for p in part) == list(range(done, total))
     assert resumed.counts.leased == total - done
 
 
-def _joined(deals: list[Deal]) -> dict[tuple[int, int], list[int]]:
+def _joined(assignments: list[Assignment]) -> dict[tuple[int, int], list[int]]:
     joined: dict[tuple[int, int], list[int]] = {}
-    for deal in deals:
-        joined |= parts(deal)
+    for assignment in assignments:
+        joined |= parts(assignment)
     return joined
 
 
-def test_a_deal_survives_the_wire() -> None:
-    deal = Pool(17).deal(3, 5, MEMBERS[:3], 2, 2, newcomers=MEMBERS[1:2], sponsor=MEMBERS[0])
-    assert Deal.from_body(deal.to_body()) == deal
+def test_a_assignment_survives_the_wire() -> None:
+    assignment = Pool(17).assign(3, 5, MEMBERS[:3], 2, 2, newcomers=MEMBERS[1:2], donor=MEMBERS[0])
+    assert Assignment.from_body(assignment.to_body()) == assignment
 
 
 def test_leases_shrink_with_what_is_left() -> None:
     pool = Pool(100)
     sizes = []
     while pool.free:
-        sizes.append(len(positions(pool.draw(MEMBERS[len(sizes) % 4], 16, 4))))
+        sizes.append(len(positions(pool.lease(MEMBERS[len(sizes) % 4], 16, 4))))
     assert sizes[0] == 12  # half of an equal share of 100 among 4; less than was asked for
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-4:] == [1, 1, 1, 1]
@@ -138,23 +142,23 @@ def test_every_position_is_in_exactly_one_state(seed: int) -> None:
     returned = redone = handed_out = 0
     for _ in range(300):
         who = source.randrange(3)
-        act = source.choice(["draw", "deal", "settle", "skip", "return", "die"])
+        act = source.choice(["draw", "assignment", "commit", "skip", "return", "die"])
         low = source.randrange(total)
         ranges = [(low, min(total, low + source.randrange(1, 6)))]
         mine = [p for p in positions(ranges) if owner[p] == who]
         if act == "draw":
-            taken = positions(pool.draw(MEMBERS[who], source.randrange(1, 5), 3))
+            taken = positions(pool.lease(MEMBERS[who], source.randrange(1, 5), 3))
             assert all(owner[p] == "free" for p in taken)
             owner |= dict.fromkeys(taken, who)
             handed_out += len(taken)
-        elif act == "deal" and pool.free:
-            deal = pool.deal(0, 0, MEMBERS[:3], 1, 2)
-            for (_, member), part in parts(deal).items():
+        elif act == "assignment" and pool.free:
+            assignment = pool.assign(0, 0, MEMBERS[:3], 1, 2)
+            for (_, member), part in parts(assignment).items():
                 assert all(owner[p] == "free" for p in part)
                 owner |= dict.fromkeys(part, member)
                 handed_out += len(part)
-        elif act in ("settle", "skip"):
-            (pool.settle if act == "settle" else pool.skip)(MEMBERS[who], ranges)
+        elif act in ("commit", "skip"):
+            (pool.commit if act == "commit" else pool.skip)(MEMBERS[who], ranges)
             owner |= dict.fromkeys(mine, act)
             redone += len(suspects & set(mine))
             suspects -= set(mine)
@@ -170,16 +174,18 @@ def test_every_position_is_in_exactly_one_state(seed: int) -> None:
             returned += len(back)
         counts = pool.counts
         assert pool.free == sum(o == "free" for o in owner.values())
-        assert positions(list(pool.settled)) == [p for p in owner if owner[p] in ("settle", "skip")]
+        assert positions(list(pool.committed)) == [
+            p for p in owner if owner[p] in ("commit", "skip")
+        ]
         for number in range(3):
             held = positions(list(pool.held.get(MEMBERS[number], ())))
             assert held == [p for p in owner if owner[p] == number]
-        assert counts.settled == sum(o == "settle" for o in owner.values())
+        assert counts.committed == sum(o == "commit" for o in owner.values())
         assert counts.skipped == sum(o == "skip" for o in owner.values())
         assert (counts.leased, counts.returned, counts.redone) == (handed_out, returned, redone)
         held_now = sum(isinstance(o, int) for o in owner.values())
-        assert counts.leased == counts.settled + counts.skipped + counts.returned + held_now
-        assert pool.over == all(o in ("settle", "skip") for o in owner.values())
+        assert counts.leased == counts.committed + counts.skipped + counts.returned + held_now
+        assert pool.over == all(o in ("commit", "skip") for o in owner.values())
 
 
 def test_an_empty_pool_is_not_over() -> None:

@@ -94,7 +94,7 @@ def make_summary(learners: int, events: list[Event]) -> Summary:
         train_logprob=last["train_logprob"],
         validation_logprob=last["logprob"],
         validation_accuracy=last["accuracy"],
-        minibatches=Minibatches(leased=100, settled=98, returned=2, redone=1),
+        minibatches=Minibatches(leased=100, committed=98, returned=2, redone=1),
         rounds=8,
         bytes_sent=12_800_000,
         staleness=Staleness(mean=0.5, max=2, histogram={0: 60, 1: 30, 2: 10}),

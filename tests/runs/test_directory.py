@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unisono.config import Config
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.runs import RunDirectory, read_metrics, write_atomically
 from unisono.runs.directory import ROOM_NEEDED
 

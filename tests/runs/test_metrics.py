@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.runs import Event, cut_torn_line, format_event, read_metrics
 
 EVENTS: list[Event] = [

@@ -51,7 +51,7 @@ def summary(**changes: Any) -> Summary:
         "train_logprob": -1.5,
         "validation_logprob": -1.75,
         "validation_accuracy": 0.5,
-        "minibatches": Minibatches(leased=100, settled=98, returned=2, redone=2),
+        "minibatches": Minibatches(leased=100, committed=98, returned=2, redone=2),
         "rounds": 40,
         "bytes_sent": 2_500_000,
         "staleness": Staleness(mean=0.5, max=12, histogram={0: 5, 12: 1}),
@@ -67,7 +67,7 @@ def test_keys_are_as_promised() -> None:
     assert list(values) == PROMISED
     assert list(values["minibatches"]) == [
         "leased",
-        "settled",
+        "committed",
         "returned",
         "redone",
         "skipped",
@@ -115,7 +115,7 @@ def test_lines_for_a_person() -> None:
     assert "averaging, 2 learners, lost 1, sgd" in text
     assert "1,000,000 in 50.0 s: 20,000 a second, 5.0% of the time waiting for data" in text
     assert "held out 50.00%" in text
-    assert "leased 100, settled 98, returned 2, redone 2\n" in text
+    assert "leased 100, committed 98, returned 2, redone 2\n" in text
     assert "skipped" not in text
     assert "40 rounds, 2.5 MB sent" in text
 

@@ -11,15 +11,15 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.coordinator.client import Abandoned
-from unisono.fabric.kernel import Network, Stuck
-from unisono.fabric.schedules import Seeded
-from unisono.learner.site import Alone, find_site
+from unisono.fabric.simulated.kernel import DeadlockError, SimulatedNetwork
+from unisono.fabric.simulated.schedulers import SeededScheduler
+from unisono.learner.placement import SingleProcess, find_placement
 from unisono.simulation import Cut, Join, Kill, KillCoordinator, Pause, run_loops
 
 STRATEGIES: dict[str, Any] = {
     "allreduce": "allreduce",
-    "dealt": unisono.Averaging(every=8),
-    "drawn": unisono.Averaging(every=8, division=unisono.Division.DRAWN),
+    "static": unisono.Averaging(every=8),
+    "dynamic": unisono.Averaging(every=8, sharding=unisono.Sharding.DYNAMIC),
 }
 TOTAL = 24
 
@@ -52,23 +52,23 @@ class Training:
 def test_a_step_takes_its_cost(strategy: str, learners: int) -> None:
     training = Training(STRATEGIES[strategy])
     run = run_loops(training, learners=learners, cost=3.0)
-    assert run.state.pool.counts.settled == TOTAL
+    assert run.state.pool.counts.committed == TOTAL
     assert TOTAL / learners * 3.0 <= run.seconds <= TOTAL / learners * 3.0 + 3.0
     assert sum(training.steps.values()) == TOTAL
 
 
 def test_the_slow_draw_less_or_are_waited_for() -> None:
-    dealt, drawn = Training(STRATEGIES["dealt"]), Training(STRATEGIES["drawn"])
-    waiting = run_loops(dealt, learners=2, slowness={1: 5.0})
-    flowing = run_loops(drawn, learners=2, slowness={1: 5.0})
-    assert dealt.steps == {0: 12, 1: 12}
-    assert drawn.steps[0] >= 18
+    static, dynamic = Training(STRATEGIES["static"]), Training(STRATEGIES["dynamic"])
+    waiting = run_loops(static, learners=2, slowness={1: 5.0})
+    flowing = run_loops(dynamic, learners=2, slowness={1: 5.0})
+    assert static.steps == {0: 12, 1: 12}
+    assert dynamic.steps[0] >= 18
     assert waiting.seconds >= 60 > 40 > flowing.seconds
 
 
 def test_messages_take_their_time() -> None:
     quick = run_loops(Training("allreduce"), learners=2)
-    slow = run_loops(Training("allreduce"), learners=2, network=Network(latency=0.5))
+    slow = run_loops(Training("allreduce"), learners=2, network=SimulatedNetwork(latency=0.5))
     # Each of 12 rounds is two messages one after the other.
     assert slow.seconds - quick.seconds > 12 * 2 * 0.49
 
@@ -79,7 +79,7 @@ def test_a_seed_replays(strategy: str) -> None:
         training = Training(STRATEGIES[strategy], dropout=0.3)
         torch.manual_seed(77)
         seconds = run_loops(
-            training, learners=3, schedule=Seeded(seed), faults=[Kill(4.4, 2)]
+            training, learners=3, scheduler=SeededScheduler(seed), faults=[Kill(4.4, 2)]
         ).seconds
         return seconds, [training.ends[n] for n in sorted(training.ends)], training.steps
 
@@ -111,7 +111,7 @@ def test_faults(strategy: str, faults: list[Any]) -> None:
     assert all(type(error).__name__ == "CoordinatorLost" for error in run.errors.values())
     counts = run.state.pool.counts
     assert run.state.pool.over
-    assert counts.settled == TOTAL == counts.leased - counts.returned
+    assert counts.committed == TOTAL == counts.leased - counts.returned
     assert all(end.isfinite().all() for end in training.ends.values())
     if any(isinstance(fault, Join) for fault in faults):
         assert run.state.joined == 4
@@ -141,10 +141,10 @@ def test_a_learner_can_be_killed_at_any_time(strategy: str, when: float) -> None
             Looking(STRATEGIES[strategy]),
             learners=3,
             faults=[Kill(when, 1)],
-            schedule=Seeded(seed, switching=0.5),
+            scheduler=SeededScheduler(seed, switching=0.5),
         )
         assert run.state.pool.over
-        assert run.state.pool.counts.settled == TOTAL
+        assert run.state.pool.counts.committed == TOTAL
 
 
 def test_errors_come_with_the_cause_first() -> None:
@@ -180,7 +180,7 @@ def test_a_loop_that_hangs_is_stuck() -> None:
                 while learner.number == 1:
                     learner._session.fabric.sleep(1.0)
 
-    with pytest.raises(Stuck, match="not over after 500 s"):
+    with pytest.raises(DeadlockError, match="not over after 500 s"):
         run_loops(loop, learners=2, limit=500.0)
 
 
@@ -189,8 +189,8 @@ def test_learners_know_where_they_are() -> None:
     events: list[Any] = []
 
     def loop() -> None:
-        site = find_site()
-        numbers.append((site.number, site.learners))
+        placement = find_placement()
+        numbers.append((placement.number, placement.learners))
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         with unisono.Learner(model, optimizer) as learner:
@@ -201,7 +201,7 @@ def test_learners_know_where_they_are() -> None:
 
     run = run_loops(loop, learners=3)
     assert numbers == [(0, 3), (1, 3), (2, 3)]
-    assert isinstance(find_site(), Alone)
+    assert isinstance(find_placement(), SingleProcess)
     events = [event for event in run.events if event["event"] == "mine"]
     assert sorted(event["learner"] for event in events) == [0, 1, 2]
     assert all(event["note"] == event["learner"] for event in events)

@@ -12,7 +12,7 @@ import soundfile
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.aside import Reason
 from unisono.speech.audio import BadAudioError, Reader
 from unisono.speech.checks import Checked, Intake, check_data

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.crew import Crew
 
 

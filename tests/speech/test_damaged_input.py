@@ -12,7 +12,7 @@ import soundfile
 from mutations import damaged_audio, damaged_text
 from tones import write_tones
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.audio import probe
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.extraction import hear

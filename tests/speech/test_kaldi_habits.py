@@ -13,7 +13,7 @@ import soundfile
 from tones import write_tones
 
 from unisono.data import Corpus, Part, write_prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.alignment import Aligned
 from unisono.speech.archives import Pointer, read_matrix, write_archive
 from unisono.speech.aside import Reason

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech import passes
 from unisono.speech.alignment import Trainer
 from unisono.speech.aside import Reason, SetAside

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.ngram import BEGIN, END, estimate, read_arpa
 
 TEXT = [["a", "b", "a", "c"], ["a", "b"], ["c"], ["a", "b", "a", "b"]]

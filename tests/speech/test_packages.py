@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.packages import package
 
 

@@ -10,7 +10,7 @@ import soundfile
 from tones import RATE, write_tones
 
 from unisono.data import Part, Prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.ctm import read_ctm
 from unisono.speech.features import Features, fbank
 from unisono.speech.kit import Kit

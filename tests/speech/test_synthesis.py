@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech import speaking, synthesis
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.ctm import read_ctm

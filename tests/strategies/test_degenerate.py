@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono.strategies import AllReduce, Averaging, BlockMomentum, Nesterov, Plain, SlowMo
-from unisono.strategies.outer import Outer
+from unisono.strategies.outer_steps import Outer
 from unisono.testing.properties import check_same
 
 

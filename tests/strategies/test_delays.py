@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from unisono.fabric import Address
-from unisono.fabric.kernel import Network
+from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.strategies import AllReduce, DelayByOne, Server
-from unisono.strategies.pushes import Push
-from unisono.strategies.serving import ServerParticipant
+from unisono.strategies.engines.pushes import Push
+from unisono.strategies.engines.server_worker import ServerParticipant
 from unisono.testing.ledger import Kind
 from unisono.testing.simulated import ToyCluster
 
@@ -54,7 +54,7 @@ def end(
         total=steps,
         loss=Bowl(apart),
         rate=rate,
-        network=Network(latency=1e-6),
+        network=SimulatedNetwork(latency=1e-6),
     ).run()
     if apart:
         entries = run.survivors[0].ledger.entries
@@ -99,7 +99,7 @@ def test_the_staleness_of_equal_learners(
 
 
 @pytest.mark.parametrize("learners", [2, 4])
-def test_the_limits_of_the_dealt_ones(learners: int) -> None:
+def test_the_limits_of_the_static_ones(learners: int) -> None:
     """The means: 2 for both; the differences of learners that are pulled apart: 1, if delayed."""
     for make in (AllReduce, DelayByOne):
         assert end(make, learners, 0.95 * 2, STEPS * learners) < 0.05

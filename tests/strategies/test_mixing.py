@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from unisono.fabric import Message
-from unisono.fabric.schedules import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.strategies import GossipFixed, GossipRandom
-from unisono.strategies.exchange import ExchangingParticipant
+from unisono.strategies.engines.pairwise import PairwiseParticipant
 from unisono.strategies.mixing import Mixing, complete, pair, ring
 from unisono.testing.cluster import ToyRun
 from unisono.testing.ledger import Kind, Numbers
@@ -85,19 +85,19 @@ class Watched:
         self.pairs: list[tuple[int, int]] = []
         watched = self
 
-        answer, on_ask = ExchangingParticipant._answer, ExchangingParticipant._on_ask
+        answer, on_ask = PairwiseParticipant._answer, PairwiseParticipant._on_ask
 
-        def noted_answer(self: ExchangingParticipant, message: Message) -> None:
+        def noted_answer(self: PairwiseParticipant, message: Message) -> None:
             watched.pairs.append((self.fabric.address.number, message.sender.number))
             answer(self, message)
 
-        def noted_ask(self: ExchangingParticipant, message: Message) -> None:
+        def noted_ask(self: PairwiseParticipant, message: Message) -> None:
             if message.sender == self._asked and self.fabric.address < message.sender:
                 watched.pairs.append((self.fabric.address.number, message.sender.number))
             on_ask(self, message)
 
-        monkeypatch.setattr(ExchangingParticipant, "_answer", noted_answer)
-        monkeypatch.setattr(ExchangingParticipant, "_on_ask", noted_ask)
+        monkeypatch.setattr(PairwiseParticipant, "_answer", noted_answer)
+        monkeypatch.setattr(PairwiseParticipant, "_on_ask", noted_ask)
 
 
 def thrown_and_ended(run: ToyRun) -> tuple[Numbers, Numbers]:
@@ -123,7 +123,7 @@ def test_learners_are_where_the_product_of_their_matrices_says(
         total=learners * 16,
         loss=Throw(distance=100.0),
         rate=1.0,
-        schedule=Seeded(learners),
+        scheduler=SeededScheduler(learners),
     ).run()
     thrown, ended = thrown_and_ended(run)
     common = numbers_at_start(run)
@@ -161,7 +161,7 @@ def test_the_distance_shrinks_as_fast_as_the_gap_predicts(
             total=learners * 60,
             loss=Throw(distance=100.0),
             rate=1.0,
-            schedule=Seeded(seed),
+            scheduler=SeededScheduler(seed),
             slowness=slow,
         ).run()
         x = numbers_at_start(run) + thrown_and_ended(run)[0]

@@ -8,15 +8,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import Member, Precision, SizeVector, TensorVector, View, learner
-from unisono.fabric.kernel import Kernel, Network
-from unisono.fabric.simulated import SimulatedNode
+from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
+from unisono.fabric.simulated.node import SimulatedNode
 from unisono.simulation.loops import run_loops
 from unisono.strategies import Averaging, GossipFixed, GossipRandom
-from unisono.strategies.collective import Collective
+from unisono.strategies.engines.collective import Collective
 from unisono.strategies.registry import make
-from unisono.strategies.selection import Bid
+from unisono.strategies.selection import Candidate
 
 COARSE = Precision.BFLOAT16
 
@@ -24,7 +24,7 @@ COARSE = Precision.BFLOAT16
 @pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize("has_common", [False, True])
 def test_the_mean_is_the_same_everywhere_and_near(members: int, has_common: bool) -> None:
-    kernel = Kernel(network=Network(latency=0.01), limit=1000.0)
+    kernel = Kernel(network=SimulatedNetwork(latency=0.01), limit=1000.0)
     addresses = [learner(number) for number in range(members)]
     source = torch.Generator().manual_seed(members)
     size = 101
@@ -36,8 +36,8 @@ def test_the_mean_is_the_same_everywhere_and_near(members: int, has_common: bool
         x = TensorVector(common + change[node.address.number])
         before, result = x.tensor.clone(), x.like()
         reference = TensorVector(common) if has_common else None
-        bid = Bid(1 + node.address.number, None)
-        collective.mean(addresses, (0, 0), x, bid, [], result, common=reference)
+        candidate = Candidate(1 + node.address.number, None)
+        collective.mean(addresses, (0, 0), x, candidate, [], result, common=reference)
         results[node.address.number] = result.tensor
         sent.append(node.bytes_sent)
         assert torch.equal(x.tensor, before)

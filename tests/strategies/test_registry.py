@@ -7,14 +7,14 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.strategies import (
     AllReduce,
     Averaging,
     BlockMomentum,
-    Division,
     Nesterov,
     Plain,
+    Sharding,
     Solo,
     make,
     names,
@@ -48,8 +48,8 @@ def test_ours_have_names() -> None:
 
 
 def test_options_become_what_the_dataclass_wants() -> None:
-    options = {"every": 100, "division": "drawn", "outer": {"name": "nesterov", "rate": 0.5}}
-    expected = Averaging(every=100, division=Division.DRAWN, outer=Nesterov(rate=0.5))
+    options = {"every": 100, "sharding": "dynamic", "outer": {"name": "nesterov", "rate": 0.5}}
+    expected = Averaging(every=100, sharding=Sharding.DYNAMIC, outer=Nesterov(rate=0.5))
     assert make("averaging", options) == expected
     assert make("averaging", {"outer": "plain"}) == Averaging(outer=Plain())
     assert make("averaging", {"outer": {"name": "block-momentum"}}) == Averaging(
@@ -74,7 +74,7 @@ def test_a_strategy_of_another_package_is_found_by_its_entry_point() -> None:
             "strategy averaging has no option 'evry'; did you mean 'every'?",
         ),
         ("averaging", {"every": "a"}, "option 'every' of strategy averaging is 'a'; it must be of"),
-        ("averaging", {"division": "x"}, "is 'x'; it can be dealt, drawn"),
+        ("averaging", {"sharding": "x"}, "is 'x'; it can be static, drawn"),
         ("averaging", {"outer": "x"}, "is 'x'; it can be plain, block-momentum, slowmo, nesterov"),
         ("averaging", {"outer": {"name": "slowmo", "x": 1}}, "slowmo has no setting 'x'"),
     ],
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "strategy", [Solo(), AllReduce(), Averaging(), Averaging(division=Division.DRAWN)]
+    "strategy", [Solo(), AllReduce(), Averaging(), Averaging(sharding=Sharding.DYNAMIC)]
 )
 def test_each_says_what_it_does(strategy: Solo | AllReduce | Averaging) -> None:
     lines = describe(strategy, 3)

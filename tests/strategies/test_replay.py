@@ -10,21 +10,21 @@ import pytest
 from numpy.typing import NDArray
 
 from unisono.fabric import Address, Cancelled
-from unisono.fabric.kernel import Network
-from unisono.fabric.schedules import Seeded
+from unisono.fabric.simulated.kernel import SimulatedNetwork
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.strategies import (
     AllReduce,
     Averaging,
     BlockMomentum,
-    Division,
     Nesterov,
     Plain,
+    Sharding,
     SlowMo,
 )
-from unisono.strategies.outer import Outer
-from unisono.testing import laws
+from unisono.strategies.outer_steps import Outer
+from unisono.testing import invariants
 from unisono.testing.faults import Fault, Join
-from unisono.testing.losses import LIVES, Marks, Targets
+from unisono.testing.losses import INCARNATIONS, Marks, Targets
 from unisono.testing.properties import Scenario, draw_scenario
 from unisono.testing.simulated import ToyCluster
 from unisono.testing.toy import examples
@@ -90,7 +90,7 @@ def final(strategy: AllReduce | Averaging, learners: int, total: int, seed: int)
         loss=LOSS,
         rate=RATE,
         slowness={0: 3.0},
-        schedule=Seeded(seed),
+        scheduler=SeededScheduler(seed),
     ).run()
     found = run.survivors[0].final
     assert found is not None
@@ -111,7 +111,7 @@ def plain(start: Numbers, mean: Numbers) -> Numbers:
 @pytest.mark.parametrize("learners", [1, 2, 3, 5])
 @pytest.mark.parametrize("total", [1, 11, 30])
 @pytest.mark.parametrize("share", [1, 3])
-def test_dealt_averaging_is_the_mean_of_separate_walks(
+def test_static_averaging_is_the_mean_of_separate_walks(
     learners: int, total: int, share: int
 ) -> None:
     found = final(Averaging(every=4 * share), learners, total, seed=learners)
@@ -142,7 +142,7 @@ def momentum_step(kind: str) -> Callable[[Numbers, Numbers], Numbers]:
     ("outer", "kind"),
     [(BlockMomentum(momentum=0.6), "block"), (SlowMo(), "slowmo"), (Nesterov(), "nesterov")],
 )
-def test_dealt_averaging_with_momentum(outer: Outer, kind: str) -> None:
+def test_static_averaging_with_momentum(outer: Outer, kind: str) -> None:
     found = final(Averaging(every=8, outer=outer), 3, 40, seed=1)
     expected = replay_averaging(40, 3, 2, momentum_step(kind))
     np.testing.assert_allclose(found, expected, rtol=1e-10)
@@ -162,17 +162,17 @@ def test_drawn_averaging_weighs_each_minibatch_as_its_round_says(
     total, rate = 60, 0.1
     marks = Marks(total, 5, rate)
     run = ToyCluster(
-        strategy=Averaging(every=8, division=Division.DRAWN, outer=Plain()),
+        strategy=Averaging(every=8, sharding=Sharding.DYNAMIC, outer=Plain()),
         learners=3,
         total=total,
         loss=marks,
         rate=rate,
         slowness={1: 5.0},
-        network=Network(latency=latency),
-        schedule=Seeded(seed),
+        network=SimulatedNetwork(latency=latency),
+        scheduler=SeededScheduler(seed),
         faults=faults,
     ).run()
-    expected = np.zeros((total, 5 * LIVES))
+    expected = np.zeros((total, 5 * INCARNATIONS))
     in_round: dict[int, int] = {}
     for result in run.results:
         for exchange in result.ledger.exchanges():
@@ -181,25 +181,25 @@ def test_drawn_averaging_weighs_each_minibatch_as_its_round_says(
         for exchange in result.ledger.exchanges():
             for start, stop in exchange.ranges:
                 share = exchange.weight / in_round[exchange.round]
-                expected[start:stop, LIVES * result.address.number] += share
+                expected[start:stop, INCARNATIONS * result.address.number] += share
     assert (expected.sum(axis=1) > 0).all()
     for result in run.survivors:
         assert result.consensus is not None
         np.testing.assert_allclose(marks.read(result.consensus), expected, atol=1e-9)
-    laws.same_end(run, exactly=False)
+    invariants.same_end(run, exactly=False)
 
 
 def expected_marks(scenario: Scenario) -> Numbers:
     """The same from what the learners reported, with deaths: the dead may have brought their part.
 
-    An agreement that only the dead had seen does not count; its minibatches come in a later one.
+    A sync round that only the dead had seen does not count; its minibatches come in a later one.
     """
     notes: dict[int, dict[str, list[list[int]]]] = {}
     for operation in scenario.cluster.journal.replay():
         if operation["kind"] == "completed":
-            known = notes.setdefault(operation["agreement"], operation["notes"])
-            assert known == operation["notes"], "members disagree on what went into an agreement"
-    expected = np.zeros((scenario.marks.total, scenario.marks.learners * LIVES))
+            known = notes.setdefault(operation["sync_round"], operation["notes"])
+            assert known == operation["notes"], "members disagree on what went into a sync round"
+    expected = np.zeros((scenario.marks.total, scenario.marks.learners * INCARNATIONS))
     for _, brought in sorted(notes.items()):
         trained = {
             Address.parse(who): [p for a, b in ranges for p in range(a, b)]
@@ -208,8 +208,8 @@ def expected_marks(scenario: Scenario) -> Numbers:
         weights = {who: sum(map(examples, positions)) for who, positions in trained.items()}
         for who, positions in trained.items():
             expected[positions] = 0.0
-            life = LIVES * who.number + who.incarnation
-            expected[positions, life] = weights[who] / max(1, sum(weights.values()))
+            incarnation = INCARNATIONS * who.number + who.incarnation
+            expected[positions, incarnation] = weights[who] / max(1, sum(weights.values()))
     return expected
 
 
@@ -228,10 +228,10 @@ def check_weights(strategy: Averaging, seed: int) -> None:
         )
 
 
-DIVISIONS = [Averaging(every=8), Averaging(every=8, division=Division.DRAWN)]
+DIVISIONS = [Averaging(every=8), Averaging(every=8, sharding=Sharding.DYNAMIC)]
 
 
-@pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.division.value)
+@pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.sharding.value)
 def test_averaging_weighs_each_minibatch_as_its_round_says_under_faults(
     strategy: Averaging,
 ) -> None:
@@ -241,7 +241,7 @@ def test_averaging_weighs_each_minibatch_as_its_round_says_under_faults(
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(4))
-@pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.division.value)
+@pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.sharding.value)
 def test_it_does_so_in_thousands_of_schedules(strategy: Averaging, block: int) -> None:
     for seed in range(10_000 + 500 * block, 10_500 + 500 * block):
         check_weights(strategy, seed)

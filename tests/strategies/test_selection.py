@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.events import UserError
-from unisono.strategies import Averaging, Bid, Division, KeepGood, make
+from unisono.errors import UserError
+from unisono.strategies import Averaging, Candidate, KeepGood, Sharding, make
 from unisono.testing.losses import Marks
 from unisono.testing.simulated import ToyCluster
 
 
-def weights(rule: KeepGood, objectives: Sequence[float | None], agreement: int) -> list[float]:
-    return rule.weights([Bid(8, objective) for objective in objectives], agreement)
+def weights(rule: KeepGood, objectives: Sequence[float | None], sync_round: int) -> list[float]:
+    return rule.weights([Candidate(8, objective) for objective in objectives], sync_round)
 
 
 def rule(gap: float = 1.0, *, best_first: bool = True) -> KeepGood:
@@ -35,35 +35,38 @@ def test_later_rounds_keep_those_within_one_of_the_best() -> None:
     assert weights(rule(0.0), [-2.0, -99.0], 5) == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("agreement", [0, 7])
-def test_who_says_nothing_finite_has_no_say(agreement: int) -> None:
+@pytest.mark.parametrize("sync_round", [0, 7])
+def test_who_says_nothing_finite_has_no_say(sync_round: int) -> None:
     nan, inf = float("nan"), float("inf")
-    assert weights(rule(), [nan, -2.0, -inf, None], agreement)[1] > 0
-    assert weights(rule(), [nan, -2.0, -inf, None], agreement)[::2] == [0.0, 0.0]
-    assert weights(rule(), [nan, None], agreement) == [8.0, 8.0]
+    assert weights(rule(), [nan, -2.0, -inf, None], sync_round)[1] > 0
+    assert weights(rule(), [nan, -2.0, -inf, None], sync_round)[::2] == [0.0, 0.0]
+    assert weights(rule(), [nan, None], sync_round) == [8.0, 8.0]
 
 
 @given(st.lists(st.floats(-20, 0), min_size=1, max_size=8), st.integers(0, 3))
 def test_the_best_is_always_kept_and_order_does_not_matter(
-    objectives: list[float], agreement: int
+    objectives: list[float], sync_round: int
 ) -> None:
-    kept = weights(rule(), objectives, agreement)
+    kept = weights(rule(), objectives, sync_round)
     assert kept[objectives.index(max(objectives))] > 0
-    if agreement > 0:
-        assert weights(rule(), objectives[::-1], agreement) == kept[::-1]
+    if sync_round > 0:
+        assert weights(rule(), objectives[::-1], sync_round) == kept[::-1]
 
 
 @dataclass(frozen=True)
 class ByNumber:
-    """Learner 1 is the best of the first agreement, and the worst of the third."""
+    """Learner 1 is the best of the first sync round, and the worst of the third."""
 
     def objective(self) -> float | None:
         return None
 
-    def weights(self, bids: Sequence[Bid], agreement: int) -> list[float]:
-        objectives = {0: [-3.0, -2.0, -2.5], 2: [-2.0, -4.0, -2.5]}.get(agreement, [-2.0] * 3)
-        said = [Bid(bid.examples, f) for bid, f in zip(bids, objectives, strict=True)]
-        return rule().weights(said, agreement)
+    def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
+        objectives = {0: [-3.0, -2.0, -2.5], 2: [-2.0, -4.0, -2.5]}.get(sync_round, [-2.0] * 3)
+        said = [
+            Candidate(candidate.examples, f)
+            for candidate, f in zip(candidates, objectives, strict=True)
+        ]
+        return rule().weights(said, sync_round)
 
 
 def test_what_was_left_out_is_in_no_model_and_counts_as_skipped() -> None:
@@ -74,7 +77,7 @@ def test_what_was_left_out_is_in_no_model_and_counts_as_skipped() -> None:
     run = ToyCluster(strategy=strategy, learners=learners, total=total, loss=marks, rate=0.1).run()
     counts = run.state.pool.counts
     assert counts.skipped == 2 * share + share
-    assert counts.settled == total - counts.skipped
+    assert counts.committed == total - counts.skipped
     assert counts.returned == counts.redone == 0
     consensus = run.survivors[0].consensus
     assert consensus is not None
@@ -87,4 +90,4 @@ def test_what_was_left_out_is_in_no_model_and_counts_as_skipped() -> None:
 def test_it_cannot_be_named_in_a_configuration() -> None:
     with pytest.raises(UserError, match="no option 'selection'"):
         make("averaging", {"selection": "best"})
-    assert Averaging(division=Division.DRAWN).selection.objective() is None
+    assert Averaging(sharding=Sharding.DYNAMIC).selection.objective() is None

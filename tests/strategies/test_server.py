@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import TensorVector, learner
 from unisono.learner.replica import LearnerReplica
 from unisono.strategies import AveragedServer, Server
-from unisono.strategies.holding import Holding
-from unisono.strategies.serving import ServerParticipant
-from unisono.strategies.shards import Copy, Shard, bounds, holder, runs
+from unisono.strategies.engines.server_worker import ServerParticipant
+from unisono.strategies.engines.shard_store import ShardStore
+from unisono.strategies.engines.shards import Copy, Shard, bounds, holder, runs
 from unisono.testing.faults import Fault, Join, Kill
 from unisono.testing.losses import Targets
-from unisono.testing.properties import Promises, check_schedules, check_settling
+from unisono.testing.properties import Promises, check_commits, check_schedules
 from unisono.testing.simulated import ToyCluster
 from unisono.testing.toy import ToyUpdater
 
@@ -123,8 +123,8 @@ def test_what_is_too_late_is_dropped_and_trained_again() -> None:
     ).run()
     counts = run.state.pool.counts
     assert counts.dropped > 0
-    assert counts.leased == counts.settled + counts.returned
-    assert (counts.settled, counts.returned) == (40, counts.dropped)
+    assert counts.leased == counts.committed + counts.returned
+    assert (counts.committed, counts.returned) == (40, counts.dropped)
 
 
 def test_what_is_pushed_is_applied_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,9 +193,9 @@ def test_a_dead_holder_s_shards_go_on_from_what_others_pulled() -> None:
     assert run.state.pool.over
 
 
-def test_settling_what_only_its_learner_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committing_what_only_its_learner_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work told of too early is lost with the holder of its shard, and nobody redoes it."""
-    monkeypatch.setattr(Holding, "survives", lambda self, versions: True)
+    monkeypatch.setattr(ShardStore, "survives", lambda self, versions: True)
     promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
     with pytest.raises(AssertionError, match="by the steps of 0 learners"):
         check_schedules(lambda: Server(push_every=2, shards=1), range(120), promises=promises)
@@ -203,16 +203,16 @@ def test_settling_what_only_its_learner_has_is_found(monkeypatch: pytest.MonkeyP
 
 def test_silence_about_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the model, and nobody tells of, is trained again."""
-    monkeypatch.setattr(Holding, "work_of", lambda self, gone: [])
+    monkeypatch.setattr(ShardStore, "work_of", lambda self, gone: [])
     promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
     with pytest.raises(AssertionError, match="by the steps of 2 learners"):
         check_schedules(lambda: Server(push_every=2, shards=1), range(400), promises=promises)
 
 
-def test_it_settles_with_any_number_of_shards() -> None:
+def test_it_commits_with_any_number_of_shards() -> None:
     promises = Promises(plain=False, keeps_mean=False, mixes=False)
     for shards in (1, 5, 40):
-        check_settling(lambda s=shards: Server(push_every=2, shards=s), 3, promises=promises)
+        check_commits(lambda s=shards: Server(push_every=2, shards=s), 3, promises=promises)
 
 
 def restored(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[dict[str, Any]]:

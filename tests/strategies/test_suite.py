@@ -11,20 +11,20 @@ from unisono.strategies import (
     AllReduce,
     AveragedServer,
     Averaging,
-    Bid,
     BlockMomentum,
+    Candidate,
     DelayByOne,
-    Division,
     GossipFixed,
     GossipRandom,
     Nesterov,
     Server,
+    Sharding,
     SlowMo,
     Solo,
 )
 from unisono.strategies.base import Strategy
 from unisono.testing import Promises, check_strategy
-from unisono.testing.properties import check_schedules, check_settling
+from unisono.testing.properties import check_commits, check_schedules
 
 Make = Callable[[], Strategy]
 PLAIN = Promises()
@@ -46,17 +46,20 @@ class ByTurns:
     def objective(self) -> float | None:
         return None
 
-    def weights(self, bids: Sequence[Bid], agreement: int) -> list[float]:
-        trained = [place for place, bid in enumerate(bids) if bid.examples > 0]
-        out = trained[agreement % len(trained)] if len(trained) > 1 else None
-        return [0.0 if place == out else float(bid.examples) for place, bid in enumerate(bids)]
+    def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
+        trained = [place for place, candidate in enumerate(candidates) if candidate.examples > 0]
+        out = trained[sync_round % len(trained)] if len(trained) > 1 else None
+        return [
+            0.0 if place == out else float(candidate.examples)
+            for place, candidate in enumerate(candidates)
+        ]
 
 
 STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "allreduce": (AllReduce, PLAIN, 120),
-    "dealt": (lambda: Averaging(every=8), PLAIN, 120),
-    "drawn": (lambda: Averaging(every=8, division=Division.DRAWN), PLAIN, 120),
-    "short-rounds": (lambda: Averaging(every=4, division=Division.DRAWN), PLAIN, 60),
+    "static": (lambda: Averaging(every=8), PLAIN, 120),
+    "dynamic": (lambda: Averaging(every=8, sharding=Sharding.DYNAMIC), PLAIN, 120),
+    "short-rounds": (lambda: Averaging(every=4, sharding=Sharding.DYNAMIC), PLAIN, 60),
     "block-momentum": (lambda: Averaging(every=8, outer=BlockMomentum()), MOMENTUM, 45),
     "lookahead": (
         lambda: Averaging(every=8, outer=BlockMomentum(nesterov=True)),
@@ -65,13 +68,13 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     ),
     "slowmo": (lambda: Averaging(every=8, outer=SlowMo()), MOMENTUM, 45),
     "nesterov-drawn": (
-        lambda: Averaging(every=8, division=Division.DRAWN, outer=Nesterov()),
+        lambda: Averaging(every=8, sharding=Sharding.DYNAMIC, outer=Nesterov()),
         MOMENTUM,
         45,
     ),
     "leaving-out": (lambda: Averaging(every=8, selection=ByTurns()), LEAVING_OUT, 60),
     "leaving-out-drawn": (
-        lambda: Averaging(every=8, division=Division.DRAWN, selection=ByTurns()),
+        lambda: Averaging(every=8, sharding=Sharding.DYNAMIC, selection=ByTurns()),
         LEAVING_OUT,
         60,
     ),
@@ -91,8 +94,8 @@ LONG = 500
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_it_passes_the_suite(name: str) -> None:
-    make, promises, schedules = STRATEGIES[name]
-    check_strategy(make, schedules=schedules, promises=promises)
+    make, promises, schedulers = STRATEGIES[name]
+    check_strategy(make, schedulers=schedulers, promises=promises)
 
 
 @pytest.mark.long
@@ -103,21 +106,21 @@ def test_it_passes_thousands_of_schedules(name: str, block: int) -> None:
     check_schedules(make, range(block * LONG, (block + 1) * LONG), promises=promises)
 
 
-def test_solo_settles_everything_once() -> None:
-    check_settling(Solo, 1)
+def test_solo_commits_everything_once() -> None:
+    check_commits(Solo, 1)
 
 
 def test_momentum_does_not_keep_the_mean() -> None:
     """What the promises above leave out does not hold: they are no excuse."""
     make, _, _ = STRATEGIES["block-momentum"]
     with pytest.raises(AssertionError, match="moved the mean"):
-        check_strategy(make, schedules=0, promises=Promises(plain=False, follows=False))
+        check_strategy(make, schedulers=0, promises=Promises(plain=False, follows=False))
 
 
 def test_looking_ahead_does_not_end_at_the_consensus() -> None:
     make, _, _ = STRATEGIES["lookahead"]
     with pytest.raises(AssertionError, match="final parameters and consensus"):
-        check_strategy(make, schedules=0, promises=MOMENTUM)
+        check_strategy(make, schedulers=0, promises=MOMENTUM)
 
 
 def test_work_of_the_dead_is_noted_until_the_coordinator_knows() -> None:

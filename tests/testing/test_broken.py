@@ -14,12 +14,12 @@ from unisono.fabric import Address, Message, Vector
 from unisono.learner.replica import LearnerReplica
 from unisono.pool.pool import Pool
 from unisono.pool.ranges import Range
-from unisono.strategies import AllReduce, Averaging, BlockMomentum, Division
+from unisono.strategies import AllReduce, Averaging, BlockMomentum, Sharding
 from unisono.strategies import collective as collective_module
-from unisono.strategies.agreement import AgreeingParticipant, Contribution
 from unisono.strategies.averaging import AveragingParticipant
 from unisono.strategies.base import Replica
-from unisono.strategies.collective import Collective, Parts
+from unisono.strategies.engines.collective import Collective, Parts
+from unisono.strategies.engines.sync_rounds import Contribution, SyncParticipant
 from unisono.testing import Promises, check_strategy
 from unisono.testing.properties import (
     check_alone,
@@ -34,17 +34,17 @@ FEW = 30
 MOMENTUM = Promises(plain=False, keeps_mean=False, follows=False)
 
 
-def drawn() -> Averaging:
-    return Averaging(every=8, division=Division.DRAWN)
+def dynamic() -> Averaging:
+    return Averaging(every=8, sharding=Sharding.DYNAMIC)
 
 
-def dealt() -> Averaging:
+def static() -> Averaging:
     return Averaging(every=8)
 
 
 def not_found_before(make: Callable[[], Any], **options: Any) -> None:
     """What is broken below passes as it is: the breaking is what is found."""
-    check_strategy(make, schedules=FEW, **options)
+    check_strategy(make, schedulers=FEW, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,9 @@ class OverwritingByDelta(AveragingParticipant):
 
 @pytest.mark.parametrize("kind", [Overwriting, OverwritingByDelta])
 def test_overwriting_the_parameters_is_found(kind: type[AveragingParticipant]) -> None:
-    make = broken(kind, division=Division.DRAWN)
+    make = broken(kind, sharding=Sharding.DYNAMIC)
     with pytest.raises(AssertionError):
-        check_strategy(make, schedules=0)
+        check_strategy(make, schedulers=0)
 
 
 def snapshot_without_pending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,37 +104,37 @@ def test_a_snapshot_without_pending_deltas_is_found(monkeypatch: pytest.MonkeyPa
     """(b) Beside a slow learner, whose deltas wait for its next update."""
     snapshot_without_pending(monkeypatch)
     with pytest.raises(AssertionError, match="not parameters plus pending"):
-        check_mean(drawn)
+        check_mean(dynamic)
 
 
 def test_the_drift_of_such_snapshots_is_found_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """(b) Seen from outside: learners drift apart, while the mean is exact."""
-    check_contraction(drawn)
+    check_contraction(dynamic)
     snapshot_without_pending(monkeypatch)
     with pytest.raises(AssertionError, match=r"drift apart|do not come together"):
-        check_contraction(drawn)
+        check_contraction(dynamic)
 
 
-def settled_when_lent(
+def committed_when_leased(
     self: Pool, who: Address, want: int, learners: int, lend: Any = Pool.draw
 ) -> list[Range]:
     ranges: list[Range] = lend(self, who, want, learners)
-    self.settle(who, ranges)
+    self.commit(who, ranges)
     return ranges
 
 
-def test_settling_when_drawn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committing_when_drawn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """(c) A death after that loses the lease, which nobody returns."""
-    monkeypatch.setattr(Pool, "draw", settled_when_lent)
+    monkeypatch.setattr(Pool, "draw", committed_when_leased)
     with pytest.raises(AssertionError, match="replay with check_schedule"):
-        check_schedules(drawn, range(FEW))
+        check_schedules(dynamic, range(FEW))
 
 
-def forgetful_sum(result: Vector, terms: list[tuple[float, Vector]], honest: Any) -> None:
-    honest(result, [(1.0, vector) for _, vector in terms])
+def forgetful_sum(result: Vector, round_plan: list[tuple[float, Vector]], honest: Any) -> None:
+    honest(result, [(1.0, vector) for _, vector in round_plan])
 
 
-@pytest.mark.parametrize("make", [dealt, drawn, AllReduce])
+@pytest.mark.parametrize("make", [static, dynamic, AllReduce])
 def test_a_mean_that_forgets_the_weights_is_found(
     make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,23 +175,23 @@ class ByArrival(Collective):
 
 def test_summing_in_the_order_of_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """(e) The members agree with each other, but not with another schedule of the same run."""
-    check_repeats(dealt)
-    monkeypatch.setattr("unisono.strategies.agreement.Collective", ByArrival)
+    check_repeats(static)
+    monkeypatch.setattr("unisono.strategies.engines.sync_rounds.Collective", ByArrival)
     with pytest.raises(AssertionError, match="other bits"):
-        check_repeats(dealt)
+        check_repeats(static)
 
 
 class EachForItself(Collective):
     """(e) Everybody gets everything, and sums it in the order of arrival."""
 
     def _mean(self, members: list[Address], tag: list[int], vector: Vector, *rest: Any) -> Parts:
-        bid, note, result, _ = rest
+        candidate, note, result, _ = rest
         me = self._fabric.address
         others = [m for m in members if m != me]
         for member in others:
-            body = {"tag": tag, "step": 0, "examples": bid.examples, "note": note}
+            body = {"tag": tag, "step": 0, "examples": candidate.examples, "note": note}
             self._fabric.send(member, collective_module.PORT, body, vector)
-        arrived, notes = [(float(bid.examples), vector)], {me: note}
+        arrived, notes = [(float(candidate.examples), vector)], {me: note}
         for member in others:
             message = self._next(member, tag, 0)
             assert message.vector is not None
@@ -204,9 +204,9 @@ class EachForItself(Collective):
 
 def test_members_that_sum_each_in_its_own_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """(e) The last bits differ from member to member."""
-    monkeypatch.setattr("unisono.strategies.agreement.Collective", EachForItself)
+    monkeypatch.setattr("unisono.strategies.engines.sync_rounds.Collective", EachForItself)
     with pytest.raises(AssertionError, match="not the same bits"):
-        check_repeats(dealt)
+        check_repeats(static)
 
 
 class TwiceApplied(AveragingParticipant):
@@ -220,10 +220,10 @@ class TwiceApplied(AveragingParticipant):
 
 def test_applying_a_result_twice_is_found_drawn() -> None:
     with pytest.raises(AssertionError):
-        check_strategy(broken(TwiceApplied, division=Division.DRAWN), schedules=FEW)
+        check_strategy(broken(TwiceApplied, sharding=Sharding.DYNAMIC), schedulers=FEW)
 
 
-def test_applying_a_result_twice_in_one_learner_is_found_dealt() -> None:
+def test_applying_a_result_twice_in_one_learner_is_found_static() -> None:
     """(f) With a plain outer step a second time changes nothing; with momentum it does."""
 
     class OneTwice(TwiceApplied):
@@ -235,18 +235,18 @@ def test_applying_a_result_twice_in_one_learner_is_found_dealt() -> None:
 
     make = broken(OneTwice, outer=BlockMomentum(momentum=0.5))
     with pytest.raises(AssertionError):
-        check_strategy(make, schedules=FEW, promises=MOMENTUM)
+        check_strategy(make, schedulers=FEW, promises=MOMENTUM)
 
 
 class Lonely(AveragingParticipant):
     """A special case for one learner: no round at all."""
 
-    def end_of_part(self, agreement: int) -> None:
+    def end_of_round(self, sync_round: int) -> None:
         if len(self._members) > 1:
-            super().end_of_part(agreement)
+            super().end_of_round(sync_round)
         else:
             notes = {str(self.fabric.address): self.replica.take_work().note()}
-            self.client.tell("settle", notes=notes)
+            self.client.tell("commit", notes=notes)
 
 
 def test_a_special_case_for_one_learner_is_found() -> None:
@@ -257,36 +257,36 @@ def test_a_special_case_for_one_learner_is_found() -> None:
 class Unwelcoming(AveragingParticipant):
     """Newcomers get the state of the rounds, and keep their own parameters."""
 
-    def _receive_state(self, sponsor: Address) -> None:
+    def _receive_state(self, donor: Address) -> None:
         own = self.replica.export(optimizer=False).vectors["parameters"]
-        super()._receive_state(sponsor)
+        super()._receive_state(donor)
         self.replica.replace(own)
         self._agreed = own
 
 
 def test_newcomers_without_their_state_are_found() -> None:
     with pytest.raises(AssertionError):
-        check_strategy(broken(Unwelcoming), schedules=FEW)
+        check_strategy(broken(Unwelcoming), schedulers=FEW)
 
 
-def test_newcomers_with_the_unsettled_steps_of_their_sponsor_are_found(
+def test_newcomers_with_the_uncommitted_steps_of_their_donor_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the sponsor has trained since the last agreement would come in twice."""
+    """What the donor has trained since the last sync round would come in twice."""
     monkeypatch.setattr(AveragingParticipant, "restore", AveragingParticipant.load_state)
     with pytest.raises(AssertionError, match="by the steps of"):
-        check_newcomer(drawn)
+        check_newcomer(dynamic)
 
 
 def test_losing_a_report_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agreement that nobody tells of is never settled: the run cannot end."""
-    monkeypatch.setattr(AgreeingParticipant, "_report", lambda self: None)
-    with pytest.raises(AssertionError, match="Stuck"):
-        check_schedules(dealt, range(2), faults=False)
+    """A sync round that nobody tells of is never committed: the run cannot end."""
+    monkeypatch.setattr(SyncParticipant, "_report", lambda self: None)
+    with pytest.raises(AssertionError, match="DeadlockError"):
+        check_schedules(static, range(2), faults=False)
 
 
 def test_dealing_what_is_held_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead learner's work goes back before it is known whether an agreement contains it."""
+    """A dead learner's work goes back before it is known whether a sync round contains it."""
 
     def hasty(self: Departed, may_contain: Any) -> list[Address]:
         free, self._witnesses = sorted(self._witnesses), {}
@@ -294,9 +294,9 @@ def test_dealing_what_is_held_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Departed, "freed", hasty)
     with pytest.raises(AssertionError, match="replay with check_schedule"):
-        check_schedules(dealt, range(400))
+        check_schedules(static, range(400))
 
 
-@pytest.mark.parametrize("make", [dealt, drawn, AllReduce])
+@pytest.mark.parametrize("make", [static, dynamic, AllReduce])
 def test_what_is_not_broken_passes(make: Callable[[], Any]) -> None:
     not_found_before(make)

@@ -9,25 +9,33 @@ import numpy as np
 import pytest
 
 from unisono.fabric import COORDINATOR, learner
-from unisono.fabric.kernel import Stuck
-from unisono.fabric.schedules import Exhaustive, Seeded
-from unisono.strategies import AllReduce, Averaging, Division, Solo
-from unisono.testing import laws
+from unisono.fabric.simulated.kernel import DeadlockError
+from unisono.fabric.simulated.schedulers import ExhaustiveScheduler, SeededScheduler
+from unisono.strategies import AllReduce, Averaging, Sharding, Solo
+from unisono.testing import invariants
 from unisono.testing.cluster import ToyRun
 from unisono.testing.coverage import Coverage
-from unisono.testing.faults import Cut, Join, Kill, KillCoordinator, Pause, draw_faults, struck
+from unisono.testing.delivery_orders import Stretch, walk_stretches
+from unisono.testing.faults import (
+    Cut,
+    Join,
+    Kill,
+    KillCoordinator,
+    Pause,
+    draw_faults,
+    learners_hit,
+)
 from unisono.testing.ledger import Entry, Kind, Ledger
 from unisono.testing.losses import Marks, Targets
-from unisono.testing.orders import Stretch, walk_stretches
 from unisono.testing.properties import check_schedule, draw_scenario
 from unisono.testing.simulated import ToyCluster
 
-DEALT = Averaging(every=8)
-DRAWN = Averaging(every=8, division=Division.DRAWN)
+STATIC = Averaging(every=8)
+DYNAMIC = Averaging(every=8, sharding=Sharding.DYNAMIC)
 
 
 def run(**options: object) -> ToyRun:
-    settings: dict[str, object] = {"strategy": DRAWN, "learners": 3, "total": 40, **options}
+    settings: dict[str, object] = {"strategy": DYNAMIC, "learners": 3, "total": 40, **options}
     return ToyCluster(**settings).run()  # type: ignore[arg-type]
 
 
@@ -44,7 +52,7 @@ def test_a_toy_makes_the_steps_of_its_loss() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_replays_to_the_same_bytes(seed: int) -> None:
     faults = [Kill(3.3, 1), KillCoordinator(5.0), Join(6.0, 3), Cut(7.0, 2, 14.0)]
-    runs = [run(schedule=Seeded(seed), faults=faults) for _ in range(2)]
+    runs = [run(scheduler=SeededScheduler(seed), faults=faults) for _ in range(2)]
     one, two = ([(r.address, r.steps, r.final) for r in x.results] for x in runs)
     for (a, steps, final), (b, other_steps, other) in zip(one, two, strict=True):
         assert (a, steps) == (b, other_steps)
@@ -54,7 +62,7 @@ def test_a_seed_replays_to_the_same_bytes(seed: int) -> None:
 
 
 def test_seeds_make_different_schedules() -> None:
-    orders = {tuple(run(schedule=Seeded(seed)).coverage.trained) for seed in range(5)}
+    orders = {tuple(run(scheduler=SeededScheduler(seed)).coverage.trained) for seed in range(5)}
     assert len(orders) > 1
 
 
@@ -78,13 +86,13 @@ def test_a_short_pause_costs_nothing() -> None:
 
 
 def test_a_run_that_cannot_end_is_stuck_and_says_who_waits() -> None:
-    with pytest.raises(Stuck, match="learner 0:main"):
+    with pytest.raises(DeadlockError, match="learner 0:main"):
         run(learners=2, faults=[Pause(2.0, 0, 1e6)], timeout=1e9, limit=1e4)
 
 
 def test_marks_tell_who_brought_a_position() -> None:
     marks = Marks(6, 2, 0.1)
-    ended = run(strategy=DEALT, learners=2, total=6, loss=marks)
+    ended = run(strategy=STATIC, learners=2, total=6, loss=marks)
     assert ended.survivors[0].consensus is not None
     table = marks.read(ended.survivors[0].consensus)
     by = {position: who for who, position in ended.coverage.trained}
@@ -134,24 +142,24 @@ def test_each_law_can_be_broken() -> None:
     assert final is not None
     elsewhere = final + 1e-6
     with pytest.raises(AssertionError, match="was lost"):
-        laws.nothing_lost(spoiled(ended, final=elsewhere))
+        invariants.nothing_lost(spoiled(ended, final=elsewhere))
     with pytest.raises(AssertionError, match="final parameters of"):
-        laws.same_end(spoiled(ended, final=elsewhere), exactly=False)
+        invariants.same_end(spoiled(ended, final=elsewhere), exactly=False)
     with pytest.raises(AssertionError, match="consensus of"):
-        laws.same_consensus(spoiled(ended, consensus=elsewhere), exactly=False)
+        invariants.same_consensus(spoiled(ended, consensus=elsewhere), exactly=False)
     with pytest.raises(AssertionError, match="not the same bits"):
-        laws.same_consensus(spoiled(ended, consensus=final * (1 + 1e-15)), exactly=True)
+        invariants.same_consensus(spoiled(ended, consensus=final * (1 + 1e-15)), exactly=True)
     with pytest.raises(AssertionError, match="by the steps of 0 learners"):
-        laws.kept_once(spoiled(ended, consensus=final * 0.0), marks)
+        invariants.kept_once(spoiled(ended, consensus=final * 0.0), marks)
     with pytest.raises(AssertionError, match="nobody trained"):
-        laws.all_trained(replace(ended, coverage=Coverage()), calm=True)
+        invariants.all_trained(replace(ended, coverage=Coverage()), calm=True)
     ended.coverage.train(learner(0), 0)
-    laws.all_trained(ended, calm=False)
+    invariants.all_trained(ended, calm=False)
     with pytest.raises(AssertionError, match="trained more than once"):
-        laws.all_trained(ended, calm=True)
+        invariants.all_trained(ended, calm=True)
     ended.state.pool.counts.returned += 1
     with pytest.raises(AssertionError, match="handed out 40"):
-        laws.all_settled(ended)
+        invariants.all_committed(ended)
 
 
 def test_faults_leave_somebody_alive() -> None:
@@ -159,7 +167,7 @@ def test_faults_leave_somebody_alive() -> None:
         learners = 1 + seed % 5
         faults = draw_faults(random.Random(seed), learners, 30.0)
         assert sum(isinstance(f, Kill) for f in faults) < learners
-        assert struck(faults) <= set(range(learners))
+        assert learners_hit(faults) <= set(range(learners))
 
 
 def test_random_scenarios_have_all_kinds_of_faults() -> None:
@@ -172,7 +180,7 @@ def test_few_random_runs_lose_their_model() -> None:
     given_up = 0
     for seed in range(50):
         try:
-            draw_scenario(lambda: DRAWN, seed, faults=True).cluster.run()
+            draw_scenario(lambda: DYNAMIC, seed, faults=True).cluster.run()
         except Exception:
             given_up += 1
     assert given_up < 4
@@ -180,12 +188,12 @@ def test_few_random_runs_lose_their_model() -> None:
 
 def test_a_failing_schedule_names_its_seed() -> None:
     with pytest.raises(AssertionError, match=r"seed 3: .*replay with check_schedule\(make, 3, "):
-        check_schedule(lambda: Averaging(every=8, division=None), 3)  # type: ignore[arg-type]
+        check_schedule(lambda: Averaging(every=8, sharding=None), 3)  # type: ignore[arg-type]
 
 
 def test_a_stretch_walks_the_orders_of_its_deliveries_only() -> None:
-    def orders(schedule: Exhaustive) -> None:
-        ToyCluster(strategy=DEALT, learners=2, total=4, schedule=schedule, prefetch=0).run()
+    def orders(scheduler: ExhaustiveScheduler) -> None:
+        ToyCluster(strategy=STATIC, learners=2, total=4, scheduler=scheduler, prefetch=0).run()
 
     nothing = Stretch(1000, 5)
     assert nothing.walk(orders, bound=10)
@@ -198,11 +206,11 @@ def test_a_stretch_walks_the_orders_of_its_deliveries_only() -> None:
 
 def test_the_coordinator_can_be_killed_twice_in_a_row() -> None:
     toys = ToyCluster(
-        strategy=DRAWN,
+        strategy=DYNAMIC,
         learners=2,
         total=20,
         faults=[KillCoordinator(3.0, 2.0), KillCoordinator(4.0, 2.0)],
     )
     ended = toys.run()
     assert COORDINATOR not in {r.address for r in ended.results}
-    laws.all_settled(ended)
+    invariants.all_committed(ended)

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import unisono
-from unisono.strategies import Division, make
+from support.thread_cluster import ThreadCluster
+from unisono.strategies import Sharding, make
 from unisono.testing import Promises, check_strategy
 from unisono.testing.properties import check_contraction, check_on, check_same
-from unisono.testing.threads import ThreadCluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy.py"
 PROMISES = Promises(ends_equal=False)
@@ -33,39 +33,39 @@ def example() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("division", Division)
-def test_it_passes_the_suite(example: ModuleType, division: Division) -> None:
+@pytest.mark.parametrize("sharding", Sharding)
+def test_it_passes_the_suite(example: ModuleType, sharding: Sharding) -> None:
     check_strategy(
-        lambda: example.Elastic(every=8, division=division), schedules=40, promises=PROMISES
+        lambda: example.Elastic(every=8, sharding=sharding), schedulers=40, promises=PROMISES
     )
 
 
-@pytest.mark.parametrize("division", Division)
-def test_it_passes_on_threads(example: ModuleType, division: Division) -> None:
-    check_on(ThreadCluster, lambda: example.Elastic(every=8, division=division), promises=PROMISES)
+@pytest.mark.parametrize("sharding", Sharding)
+def test_it_passes_on_threads(example: ModuleType, sharding: Sharding) -> None:
+    check_on(ThreadCluster, lambda: example.Elastic(every=8, sharding=sharding), promises=PROMISES)
 
 
 def test_learners_do_not_end_where_the_mean_is(example: ModuleType) -> None:
     """The promise that it does not make would not hold."""
     with pytest.raises(AssertionError, match="final parameters"):
-        check_strategy(lambda: example.Elastic(every=8), schedules=0)
+        check_strategy(lambda: example.Elastic(every=8), schedulers=0)
 
 
 def test_pulled_all_the_way_it_is_averaging(example: ModuleType) -> None:
-    dealt = Division.DEALT
+    static = Sharding.STATIC
     check_same(
-        lambda: example.Elastic(every=8, division=dealt, pull=1.0),
+        lambda: example.Elastic(every=8, sharding=static, pull=1.0),
         lambda: Deferred(every=8),
     )
 
 
 class Deferred(unisono.Averaging):
-    """Dealt averaging whose result comes as a delta in the next update, as the example's does."""
+    """Static averaging whose result comes as a delta in the next update, as the example's does."""
 
     def participant(self, replica: Any) -> Any:
         participant = super().participant(replica)
-        participant._dealt = False
-        participant.end_of_part = participant.agree  # type: ignore[method-assign]
+        participant._static = False
+        participant.end_of_round = participant.sync  # type: ignore[method-assign]
         return participant
 
 
@@ -78,8 +78,8 @@ def test_it_is_found_by_its_name(example: ModuleType, monkeypatch: pytest.Monkey
     group = "unisono.strategies"
     points = EntryPoints([EntryPoint("elastic", "own_strategy:Elastic", group)])
     monkeypatch.setattr("unisono.strategies.registry.entry_points", lambda group: points)
-    made = make("elastic", {"pull": 0.3, "division": "dealt"})
-    assert made == example.Elastic(pull=0.3, division=Division.DEALT)
+    made = make("elastic", {"pull": 0.3, "sharding": "static"})
+    assert made == example.Elastic(pull=0.3, sharding=Sharding.STATIC)
 
 
 def test_an_instance_goes_into_a_loop_of_ones_own(example: ModuleType) -> None:

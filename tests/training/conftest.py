@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import Command
 
+from support.commands import Command
 from unisono.data import synthesise
 
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from commands import Command, until
 from safetensors.torch import load_file
 
+from support.commands import Command, until
 from unisono.data import FrameSource, Part, Prep, halve, synthesise
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.models import build
-from unisono.runs.comparison import Comparison
+from unisono.report.comparison import Comparison
+from unisono.report.outcome import RunOutcome, output_of
 from unisono.runs.directory import RunDirectory
-from unisono.runs.outcome import Ended, output_of
 from unisono.strategies.registry import names
 from unisono.training.compare import Compare
+from unisono.training.compare_variants import ComparisonRun, plan_comparison
 from unisono.training.train import train
-from unisono.training.variants import Job, plan_comparison
 
 Start = Callable[..., Command]
 
@@ -60,12 +60,14 @@ class Here:
         self._stop_at = stop_at
         self._fail_at = fail_at
 
-    def __call__(self, jobs: Sequence[Job], at_a_time: int) -> Generator[Job, None, None]:
+    def __call__(
+        self, jobs: Sequence[ComparisonRun], at_a_time: int
+    ) -> Generator[ComparisonRun, None, None]:
         for job in jobs:
             self._run(job)
             yield job
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: ComparisonRun) -> None:
         self.done.append(job.path)
         run = RunDirectory.create(job.path, job.config, resume=True)
         if len(self.done) - 1 == self._stop_at:
@@ -164,7 +166,7 @@ def test_it_goes_on_and_nothing_is_done_twice(small: Path, tmp_path: Path) -> No
     assert not set(second.done) & set(before)
     assert {path: (path / "summary.json").stat().st_mtime_ns for path in before} == before
     assert sum("done before" in line for line in said) == 3
-    assert all(row.ended is Ended.FINISHED for row in comparison.rows)
+    assert all(row.ended is RunOutcome.FINISHED for row in comparison.rows)
     third = Here()
     again, _ = compare(small, out, third)
     assert third.done == []
@@ -175,14 +177,17 @@ def test_a_diverging_rate_is_shown_and_ends_nothing(small: Path, tmp_path: Path)
     out, runner = tmp_path / "out", Here()
     comparison, said = compare(small, out, runner, rates=f"1,{DIVERGES}", seeds=1, epochs=1)
     for row in comparison.rows:
-        assert [cell.results[0].ended for cell in row.grid] == [Ended.FINISHED, Ended.DIVERGED]
+        assert [cell.results[0].ended for cell in row.grid] == [
+            RunOutcome.FINISHED,
+            RunOutcome.DIVERGED,
+        ]
         assert row.chosen is row.grid[0]
     assert sum("not finite" in line for line in said) == 2
     comparison.complain()
     compare(small, out, runner, rates=f"1,{DIVERGES}", seeds=1, epochs=1)
     assert len(runner.done) == 4  # It would diverge again: it is not done again.
     alone, _ = compare(small, tmp_path / "b", Here(), rates=DIVERGES, seeds=1, epochs=1)
-    assert [row.ended for row in alone.rows] == [Ended.DIVERGED] * 2
+    assert [row.ended for row in alone.rows] == [RunOutcome.DIVERGED] * 2
     assert "<svg" not in (tmp_path / "b" / "report.html").read_text()
     assert any(line.startswith("solo") and "diverged" in line for line in alone.lines())
 
@@ -191,7 +196,7 @@ def test_a_run_that_failed_is_done_again(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     one = {"rates": "1", "seeds": 1, "epochs": 1}
     comparison, _ = compare(small, out, Here(fail_at=1), **one)
-    assert [row.ended for row in comparison.rows] == [Ended.FINISHED, Ended.FAILED]
+    assert [row.ended for row in comparison.rows] == [RunOutcome.FINISHED, RunOutcome.FAILED]
     with pytest.raises(UserError, match=r"1 of 2 runs failed, .*No space left"):
         comparison.complain()
     runner = Here()

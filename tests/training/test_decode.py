@@ -18,13 +18,13 @@ from tones import write_tones
 
 from unisono.config import load
 from unisono.data import FrameSource, Part, Prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.models import build
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.prepare import Preparation, prepare
+from unisono.training.builders import shape_of, source_of
 from unisono.training.decode import Decoding, decode
 from unisono.training.network import Network
-from unisono.training.shapes import shape_of, source_of
 from unisono.training.train import train
 
 QUICK = ["minibatch=128", "network.hidden=[64]", "epochs=4"]

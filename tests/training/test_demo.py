@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from unisono.cli.demo import _program
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech import speaking
 from unisono.training.demo import demo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono.config import load
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim import Constant, Exponential, Power, WarmUp
 from unisono.training.rates import make_schedule, rate_factor
 
@@ -19,8 +19,8 @@ from unisono.training.rates import make_schedule, rate_factor
         (["learners=4", "rate.most=0"], 4.0),
         (["learners=4", "rate.start=0.01"], 4.0),
         (["learners=4", "rate.start=0.3"], 1.0),
-        (["learners=1", "strategy=server", "agreement.overlap=false"], 10.0),
-        (["learners=4", "agreement.outer=nesterov"], 1.0),
+        (["learners=1", "strategy=server", "strategy.overlap=false"], 10.0),
+        (["learners=4", "strategy.outer=nesterov"], 1.0),
         (["learners=4", "rate.scaled=false"], 1.0),
         (["learners=4", "optimizer=adamw"], 1.0),
         (["learners=1", "strategy=averaging"], 1.0),

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Command, lines_of, until
+
+from support.commands import Command, lines_of, until
 
 Start = Callable[..., Command]
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 
 QUICK = [
     "--set", "minibatch=64", "--set", "network.hidden=[64]", "--set", "network.dropout=0.1",
-    "--set", "threads=1", "--set", "validation.enabled=false", "--set", "agreement.every=512",
+    "--set", "threads=1", "--set", "validation.enabled=false", "--set", "strategy.every=512",
 ]  # fmt: skip
 
 

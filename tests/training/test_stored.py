@@ -15,7 +15,7 @@ from tones import write_tones
 
 from unisono.config import load
 from unisono.data import Part, Prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.export import export
 from unisono.speech.features import Features
 from unisono.speech.given import prepare_given

@@ -11,7 +11,7 @@ import torch
 
 from unisono.config import load
 from unisono.data import Corpus, FrameSource, Part, Prep, halve, write_prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.training.train import check, train
 from unisono.training.validation import Score, halves, merge, score, score_groups
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from unisono.training import compare as training
-from unisono.training.variants import plan_comparison
+from unisono.training.compare_variants import plan_comparison
 
 
 def compare(
@@ -17,7 +17,7 @@ def compare(
         str,
         typer.Option(
             help="Strategies, commas between them, options behind colons: "
-            "allreduce,averaging:division=drawn. solo is always there, with one learner."
+            "allreduce,averaging:sharding=dynamic. solo is always there, with one learner."
         ),
     ],
     out: Annotated[

@@ -8,13 +8,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.events import UserError
-from unisono.training.doctor import Finding, Mark, examine_here
-from unisono.training.doctor_cluster import examine_cluster
+from unisono.errors import UserError
+from unisono.launch.doctor import Finding, Severity, examine_here
+from unisono.launch.doctor_cluster import examine_cluster
 
 _WIDE = 160
 """Columns where the output is no terminal: lines are not folded."""
-_COLOURS = {Mark.FINE: "green", Mark.ADVICE: "yellow", Mark.FAULT: "red"}
+_COLOURS = {Severity.FINE: "green", Severity.ADVICE: "yellow", Severity.FAULT: "red"}
 
 
 def doctor(
@@ -31,7 +31,7 @@ def doctor(
     if not console.is_terminal:
         console = Console(width=_WIDE)
     console.print(_table(findings))
-    faults = [f for f in findings if f.mark is Mark.FAULT]
+    faults = [f for f in findings if f.mark is Severity.FAULT]
     if faults:
         raise UserError(f"{faults[0].where}: {faults[0].what} {faults[0].mark.value}")
 

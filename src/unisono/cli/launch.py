@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from unisono.events import UserError
-from unisono.training.launch_script import launch_script
+from unisono.errors import UserError
+from unisono.launch.script import launch_script
 
 
 def launch(

@@ -19,7 +19,7 @@ from unisono.cli.report import report
 from unisono.cli.synthesize import synthesize
 from unisono.cli.train import train
 from unisono.coordinator.client import Abandoned
-from unisono.events import UserError
+from unisono.errors import UserError
 
 app = typer.Typer(
     help="Train acoustic models on many machines; choose with one word how the learners agree.",

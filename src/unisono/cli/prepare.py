@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unisono.data import Part, Prep, convert_frames
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.checks import Intake
 from unisono.speech.features import Features
 from unisono.speech.given import prepare_given

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
-from unisono.runs.report import write_report
 
 
 def report(

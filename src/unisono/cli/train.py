@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from unisono.config import ValidationChoice, load
+from unisono.launch.exit_codes import exit_on_error
+from unisono.launch.torchrun import Rank, train_as_rank
 from unisono.runs.summary import Summary
 from unisono.training import train as training
-from unisono.training.ends import in_one_line
-from unisono.training.torchrun import Rank, train_as_rank
 
 
 def train(
@@ -70,7 +70,7 @@ def train(
     if rank is None:
         summary: Summary | None = training.train(settings, out, resume=resume)
     else:
-        with in_one_line():
+        with exit_on_error():
             summary = train_as_rank(rank, settings, out, resume=resume)
     if summary is None:
         return

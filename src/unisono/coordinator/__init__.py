@@ -1,3 +1,3 @@
-"""Membership, the pool, agreements and their journal: what must outlive a learner."""
+"""Membership, the pool, sync rounds and their journal: what must outlive a learner."""
 
 from __future__ import annotations

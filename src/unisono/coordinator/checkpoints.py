@@ -1,4 +1,4 @@
-"""Which checkpoints are being written, and what is settled in each."""
+"""Which checkpoints are being written, and what is committed in each."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from unisono.pool.ranges import Range, RangeSet
 class Checkpoints:
     """A checkpoint holds the models and the pool of one instant.
 
-    What is settled at that instant is known in one of three ways:
+    What is committed at that instant is known in one of three ways:
 
-    * dealt: learners report before they contribute to the next agreement, so it is what is settled
+    * static sharding: learners report before they contribute to the next sync round, so it is what is committed
       when the last part has been written;
-    * drawn, with agreements: it is what was settled when the agreement resolved (``fix``);
-    * drawn, where each settles by its own word: there is no common instant. Each learner *cuts*: it
-      keeps its model, and says what that contains and is not settled yet. The checkpoint counts
-      what was settled when it was ordered, what each settled until its own cut, and what it said
+    * dynamic sharding, with sync rounds: it is what was committed when the sync round resolved (``fix``);
+    * dynamic sharding, where each commits by its own word: there is no common instant. Each learner *cuts*: it
+      keeps its model, and says what that contains and is not committed yet. The checkpoint counts
+      what was committed when it was ordered, what each committed until its own cut, and what it said
       there: a minibatch is in it if, and only if, it is in the kept model of its trainer. A death
       before all have cut ends such a checkpoint; the one before it stays.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        """Of the next one that is ordered, where there are no agreements to number them."""
+        """Of the next one that is ordered, where there are no sync rounds to number them."""
         self.keeping: int | None = None
-        """The agreement, or the order, that is to be kept."""
+        """The sync round, or the order, that is to be kept."""
         self._reached = 0
-        self._settled: dict[int, list[Range]] = {}
+        self._committed: dict[int, list[Range]] = {}
         self._parts: dict[int, set[Address]] = {}
         self._cutting: RangeSet | None = None
         self._uncut: set[Address] = set()
         self._ordered: dict[int, set[Address]] = {}
 
-    def due(self, every: int, settled: int) -> bool:
+    def due(self, every: int, committed: int) -> bool:
         """Whether, since the last call that said so, a multiple of ``every`` was passed."""
-        if not every or settled // every <= self._reached // every:
+        if not every or committed // every <= self._reached // every:
             return False
-        self._reached = settled
+        self._reached = committed
         return True
 
-    def fix(self, before: int, after: int, settled: Iterable[Range]) -> None:
-        """Agreements up to ``after`` are resolved: notes what is settled if one is to be kept."""
+    def fix(self, before: int, after: int, committed: Iterable[Range]) -> None:
+        """Sync rounds up to ``after`` are resolved: notes what is committed if one is to be kept."""
         if self.keeping is not None and before <= self.keeping < after:
-            self._settled[self.keeping] = list(settled)
+            self._committed[self.keeping] = list(committed)
 
-    # Where each settles by its own word.
+    # Where each commits by its own word.
 
     @property
     def cutting(self) -> bool:
         """Whether somebody has still to cut."""
         return self._cutting is not None
 
-    def order(self, members: Collection[Address], settled: Iterable[Range]) -> None:
+    def order(self, members: Collection[Address], committed: Iterable[Range]) -> None:
         """All members are to cut."""
         self.keeping, self.number = self.number, self.number + 1
-        self._cutting, self._uncut = RangeSet(settled), set(members)
+        self._cutting, self._uncut = RangeSet(committed), set(members)
         self._ordered[self.keeping] = set(members)
 
     def add(self, owner: Address, ranges: Iterable[Range]) -> None:
-        """A learner's work was settled: it counts until the learner cuts."""
+        """A learner's work was committed: it counts until the learner cuts."""
         if self._cutting is not None and owner in self._uncut:
             for start, stop in ranges:
                 self._cutting.add(start, stop)
@@ -74,24 +74,24 @@ class Checkpoints:
         self._uncut.discard(who)
         if not self._uncut:
             assert self.keeping is not None
-            self._settled[self.keeping] = list(self._cutting)
+            self._committed[self.keeping] = list(self._cutting)
             self._cutting = None
 
     def give_up(self) -> None:
-        """A member is gone; what others settle of it now may be in nobody's kept model."""
+        """A member is gone; what others commit of it now may be in nobody's kept model."""
         self._cutting, self._uncut = None, set()
 
     # Parts.
 
     def part(self, who: Address, number: int, living: Collection[Address]) -> list[Range] | None:
-        """A part is written; what is settled in the whole, if it is. Empty: as it is now."""
+        """A part is written; what is committed in the whole, if it is. Empty: as it is now."""
         parts = self._parts.setdefault(number, set())
         parts.add(who)
         ordered = self._ordered.get(number)
         if not parts >= set(living if ordered is None else ordered):
             return None
-        if ordered is not None and number not in self._settled:
+        if ordered is not None and number not in self._committed:
             return None  # It was given up.
         self._parts = {n: p for n, p in self._parts.items() if n > number}
         self._ordered.pop(number, None)
-        return self._settled.pop(number, [])
+        return self._committed.pop(number, [])

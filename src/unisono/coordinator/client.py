@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.coordinator.service import BEATS, PATIENCE, PORT
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.base import Body, Cancelled, Fabric, Gone, View
+from unisono.fabric.api import Body, Cancelled, Fabric, Gone, View
 
 
 class Refused(Exception):  # noqa: N818

@@ -10,7 +10,7 @@ from unisono.fabric.address import Address
 class Departed:
     """Whose leases may not be given out again yet.
 
-    Work of one who is gone may be in an agreement that is not resolved, or, where each settles by
+    Work of one who is gone may be in a sync round that is not resolved, or, where each commits by
     its own word, in the models of others, who have still to tell of it: its witnesses. A witness
     that goes without a word may have sent the model on before, to others who had told all they
     knew by then. So what it owed is known when everybody has told of *it*, after its last message.
@@ -39,7 +39,7 @@ class Departed:
         self._witnesses.get(gone, set()).discard(witness)
 
     def freed(self, may_contain: Callable[[Address], bool]) -> list[Address]:
-        """Those of whom all is known, once; ``may_contain``: whether an agreement may have more."""
+        """Those of whom all is known, once; ``may_contain``: whether a sync round may have more."""
         found: list[Address] = []
         # Those that others wait for went later: from the last to the first, one pass is enough.
         for who in reversed(list(self._witnesses)):

@@ -11,20 +11,20 @@ class Job:
 
     total: int
     """Positions: minibatches over all epochs."""
-    division: str
-    """``dealt`` or ``drawn``."""
+    sharding: str
+    """``static`` or ``dynamic``."""
     share: int
-    """Minibatches a learner between two agreements."""
+    """Minibatches a learner between two sync rounds."""
     rounds: int
-    """Rounds in a deal."""
-    agrees: bool
-    """Whether work is settled by agreements of all, or by each learner's own word."""
+    """Rounds in an assignment."""
+    commits_by_round: bool
+    """Whether work is committed by sync rounds of all, or by each learner's own word."""
     fingerprint: str
     """Of strategy, data and settings."""
     checkpoint_every: int = 0
     """Positions between checkpoints; 0: none."""
     alone: int = 0
-    """Drawn: positions, at the start, that one learner trains by itself."""
+    """Dynamic sharding: positions, at the start, that one learner trains by itself."""
 
     def differences(self, other: Job) -> str:
         """What another learner says otherwise, in words."""

@@ -6,7 +6,7 @@ from collections import deque
 
 from unisono.coordinator.output import Output
 from unisono.fabric.address import Address
-from unisono.fabric.base import Fabric, Full, Gone
+from unisono.fabric.api import Fabric, Full, Gone
 
 RETRY_S = 0.02
 """Seconds between two tries, while somebody has no room."""

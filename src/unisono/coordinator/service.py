@@ -10,7 +10,7 @@ from unisono.coordinator.outbox import RETRY_S, Outbox
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
 from unisono.fabric.address import Address
-from unisono.fabric.base import Cancelled, Fabric, Member, Message, TimedOut
+from unisono.fabric.api import Cancelled, Fabric, Member, Message, TimedOut
 
 PORT = "coordinator"
 BEATS = 5
@@ -191,9 +191,9 @@ class Service:
         self._looked = now
         late = now - self._timeout
         silent = [a for a in self.state.learners if self._seen.get(a, late + 1) < late]
-        keepers = self.state.keepers
-        if keepers and set(keepers) <= set(silent):
-            last = max(keepers, key=lambda a: self._seen[a])
+        state_holders = self.state.state_holders
+        if state_holders and set(state_holders) <= set(silent):
+            last = max(state_holders, key=lambda a: self._seen[a])
             if now - self._seen[last] < PATIENCE * self._timeout:
                 silent.remove(last)
         reason = f"silent for {self._timeout:g} s"

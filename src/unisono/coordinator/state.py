@@ -9,38 +9,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unisono.coordinator.agreements import Agreements
 from unisono.coordinator.checkpoints import Checkpoints
+from unisono.coordinator.delivery import Delivery
 from unisono.coordinator.departed import Departed
 from unisono.coordinator.job import Job
-from unisono.coordinator.mail import Mail
 from unisono.coordinator.output import STRATEGY, Output
+from unisono.coordinator.sync_rounds import SyncRounds
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.base import Member, View
-from unisono.pool.pool import Deal, Pool
+from unisono.fabric.api import Member, View
+from unisono.pool.pool import Assignment, Pool
 from unisono.pool.ranges import to_ranges
 
 
 class State:
-    """Membership, leases, deals and agreements of one run."""
+    """Membership, leases, assignments and sync rounds of one run."""
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
         self.view = View()
         self.job: Job | None = None
         self.pool = Pool(0)
-        self.agreements = Agreements()
+        self.sync_rounds = SyncRounds()
         self.lost: list[str] = []
         self.joined = 0
         self.failure: dict[str, Any] | None = None
         self._orderly = False
         self.started = False
         self._drawing = False
-        self._first_agreement = 0
+        self._first_round = 0
         self._restored: set[Address] = set()
         """Who has come with the state of the checkpoint from which the run goes on."""
         self._opened: set[Address] = set()
-        self._deals: list[Deal] = []
+        self._assignments: list[Assignment] = []
         self._welcomed: set[Address] = set()
         self._trained_before: set[Address] = set()
         self._entering: dict[Address, dict[str, Any]] = {}
@@ -50,9 +50,9 @@ class State:
         self._idle: set[Address] = set()
         self._departed = Departed()
         self._leader: Address | None = None
-        self._drawn = 0
+        self._dynamic = 0
         self._checkpoints = Checkpoints()
-        self._mail = Mail()
+        self._delivery = Delivery()
 
     @property
     def learners(self) -> list[Address]:
@@ -63,15 +63,15 @@ class State:
         """Takes one operation of a member (or, without ``sequence``, of the service itself)."""
         who = Address.parse(operation["who"])
         if "sequence" in operation:
-            if not self._mail.is_next(who, operation):
-                return self._mail.repeat(who, operation)
+            if not self._delivery.is_next(who, operation):
+                return self._delivery.repeat(who, operation)
             if operation["kind"] != "join" and who not in self.learners:
                 return []  # It has left, or was lost, while this was on its way.
-            self._mail.take(who, operation)
+            self._delivery.take(who, operation)
         handler = getattr(self, "_on_" + operation["kind"])
         handler(who, operation)
         self._advance()
-        return self._mail.out()
+        return self._delivery.out()
 
     @property
     def orderly(self) -> bool:
@@ -80,24 +80,24 @@ class State:
 
     def may_join(self, who: Address) -> bool:
         """Whether this incarnation has not been here before."""
-        return not self._mail.knows(who) or who in self.learners
+        return not self._delivery.knows(who) or who in self.learners
 
     def acknowledged(self, who: Address) -> int:
         """The last operation of a member that is in the state."""
-        return self._mail.last(who)
+        return self._delivery.last(who)
 
     def directives(self) -> list[Output]:
         """What the living must be told again when the coordinator comes back from its journal."""
         self._tell_view()
-        for newcomer, sponsor in self._asked_welcome.items():
-            self._tell(sponsor, STRATEGY, {"kind": "welcome", "to": str(newcomer)})
-        if self.job is not None and self.job.division == "drawn":
+        for newcomer, donor in self._asked_welcome.items():
+            self._tell(donor, STRATEGY, {"kind": "welcome", "to": str(newcomer)})
+        if self.job is not None and self.job.sharding == "dynamic":
             self._tell_close()
             self._tell_cut()
             self._tell_after_cut(self._checkpoints.keeping)
-        for supply in self.agreements.supplies:
-            self._mail.send(supply)
-        return self._mail.out()
+        for supply in self.sync_rounds.supplies:
+            self._delivery.send(supply)
+        return self._delivery.out()
 
     # Members.
 
@@ -105,24 +105,24 @@ class State:
         members = (*self.view.members, Member(who, op["endpoint"]))
         self._set_members(tuple(sorted(members)))
         self.joined += 1
-        self._mail.answer(who, op, {"kind": "admitted"})
+        self._delivery.answer(who, op, {"kind": "admitted"})
 
     def _on_open(self, who: Address, op: Mapping[str, Any]) -> None:
         job = Job(**op["job"])
         is_new = self.job is None
         if self.job is None:
             self.job = job
-            self.pool = Pool(job.total, [tuple(r) for r in op["settled"]])
-            self.agreements.start(op["agreement"])
-            self._first_agreement = self._checkpoints.number = op["agreement"]
+            self.pool = Pool(job.total, [tuple(r) for r in op["committed"]])
+            self.sync_rounds.start(op["sync_round"])
+            self._first_round = self._checkpoints.number = op["sync_round"]
         if job != self.job:
             reason = f"the learners differ in {self.job.differences(job)}"
-            self._mail.answer(who, op, {"kind": "refused", "reason": reason})
+            self._delivery.answer(who, op, {"kind": "refused", "reason": reason})
             return
         self._opened.add(who)
-        if op["agreement"] == self._first_agreement > 0:
+        if op["sync_round"] == self._first_round > 0:
             self._restored.add(who)
-        self._mail.answer(who, op, {"kind": "opened", "new": is_new})
+        self._delivery.answer(who, op, {"kind": "opened", "new": is_new})
 
     def _on_start(self, who: Address, op: Mapping[str, Any]) -> None:
         """Not all who were expected have come; the run begins without them."""
@@ -141,7 +141,7 @@ class State:
     def _on_retire(self, who: Address, op: Mapping[str, Any]) -> None:
         """It has trained nothing, because it did not get its state; it comes back as a newcomer."""
         self._orderly = False
-        self._mail.answer(who, op, {"kind": "left"})
+        self._delivery.answer(who, op, {"kind": "left"})
         self._remove(who)
 
     def _on_leave(self, who: Address, op: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class State:
 
     def _on_sync(self, who: Address, op: Mapping[str, Any]) -> None:
         """All that the member has told before is here."""
-        self._mail.answer(who, op, {"kind": "synced"})
+        self._delivery.answer(who, op, {"kind": "synced"})
 
     def _on_failed(self, who: Address, op: Mapping[str, Any]) -> None:
         if self.failure is None:
@@ -167,7 +167,7 @@ class State:
         self._asked_welcome = {
             new: old for new, old in self._asked_welcome.items() if who not in (new, old)
         }
-        self.agreements.remove(who)
+        self.sync_rounds.remove(who)
         if self._checkpoints.cutting:
             self._checkpoints.give_up()
             self._tell_after_cut(None)
@@ -176,9 +176,9 @@ class State:
 
     @property
     def _by_word(self) -> bool:
-        """Drawn, and each settles by its own word: others may have the work of the dead."""
+        """Dynamic sharding, and each commits by its own word: others may have the work of the dead."""
         job = self.job
-        return job is not None and job.division == "drawn" and not job.agrees
+        return job is not None and job.sharding == "dynamic" and not job.commits_by_round
 
     def _on_closed(self, who: Address, op: Mapping[str, Any]) -> None:
         """The member has told all that it has of one that is gone."""
@@ -194,23 +194,23 @@ class State:
 
     # The pool.
 
-    def _on_deal(self, who: Address, op: Mapping[str, Any]) -> None:
+    def _on_assignment(self, who: Address, op: Mapping[str, Any]) -> None:
         self._waiting[who] = dict(op)
 
-    _on_draw = _on_deal
+    _on_draw = _on_assignment
 
     def _on_idle(self, who: Address, op: Mapping[str, Any]) -> None:
         self._idle.add(who)
 
-    def _on_settle(self, who: Address, op: Mapping[str, Any]) -> None:
+    def _on_commit(self, who: Address, op: Mapping[str, Any]) -> None:
         """Work whose effect is in state that survives its learner; ``notes`` has it by owner."""
         for owner, note in op["notes"].items():
             ranges = to_ranges(note)
-            self.pool.settle(Address.parse(owner), ranges)
+            self.pool.commit(Address.parse(owner), ranges)
             self._checkpoints.add(Address.parse(owner), ranges)
 
     def _on_cut(self, who: Address, op: Mapping[str, Any]) -> None:
-        self._checkpoints.cut(who, op["agreement"], to_ranges(op["ranges"]))
+        self._checkpoints.cut(who, op["sync_round"], to_ranges(op["ranges"]))
         self._tell_after_cut(self._checkpoints.keeping)
 
     def _tell_after_cut(self, keep: int | None) -> None:
@@ -227,60 +227,60 @@ class State:
         self.pool.give_back(who, to_ranges(op["ranges"]), suspect=False)
         self.pool.counts.dropped += sum(b - a for a, b in to_ranges(op["ranges"]))
 
-    # Agreements.
+    # Sync rounds.
 
     def _on_completed(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.agreements.complete(who, op["agreement"], op.get("notes"))
+        self.sync_rounds.complete(who, op["sync_round"], op.get("notes"))
 
     def _on_stand(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.agreements.stand(who, op["agreement"], dict(op))
+        self.sync_rounds.stand(who, op["sync_round"], dict(op))
 
     def _on_enter(self, who: Address, op: Mapping[str, Any]) -> None:
         self._asked_welcome.pop(who, None)
         self._entering[who] = dict(op)
 
     def _on_welcomed(self, who: Address, op: Mapping[str, Any]) -> None:
-        """If its sponsor died, the others may have agreed without it since: then once more."""
+        """If its donor died, the others may have agreed without it since: then once more."""
         self._asked_welcome.pop(who, None)
-        current = op["rounds"] == self.agreements.resolved and not self.agreements.open
+        current = op["rounds"] == self.sync_rounds.resolved and not self.sync_rounds.open
         current = current or self._by_word
         if current:
             self._let_in(who)
-        self._mail.answer(who, op, {"kind": "in" if current else "again"})
+        self._delivery.answer(who, op, {"kind": "in" if current else "again"})
 
     def _let_in(self, who: Address) -> None:
-        """Drawn: the learner has the run's parameters."""
+        """Dynamic sharding: the learner has the run's parameters."""
         self._welcomed.add(who)
-        self.agreements.enter(who)
+        self.sync_rounds.enter(who)
 
     @property
-    def keepers(self) -> list[Address]:
+    def state_holders(self) -> list[Address]:
         """The living learners that have the run's parameters.
 
-        Dealt: the members of the last deal; its newcomers once they have completed a round, or if
+        Static sharding: the members of the last assignment; its newcomers once they have completed a round, or if
         nobody else is left.
         """
-        if self.job is not None and self.job.division == "drawn":
+        if self.job is not None and self.job.sharding == "dynamic":
             return [a for a in self.learners if a in self._welcomed]
-        if not self._deals:
+        if not self._assignments:
             return []
-        deal = self._deals[-1]
-        members = [a for a in self.learners if a in deal.members]
+        assignment = self._assignments[-1]
+        members = [a for a in self.learners if a in assignment.members]
         sure = [
             a
             for a in members
-            if a not in deal.newcomers or self.agreements.has_completed(a, deal.first)
+            if a not in assignment.newcomers or self.sync_rounds.has_completed(a, assignment.first)
         ]
         return sure or members
 
-    def _first_sponsor(self, candidates: Sequence[Address]) -> Address | None:
+    def _first_donor(self, candidates: Sequence[Address]) -> Address | None:
         """Who may begin with its own parameters when nobody living has the run's.
 
-        Only before anything is settled: later, what is settled would be lost unseen. And only a
+        Only before anything is committed: later, what is committed would be lost unseen. And only a
         learner that has not trained in an earlier life: what it trained then was returned, and
         would come in twice.
         """
-        if self.pool.counts.settled:
+        if self.pool.counts.committed:
             return None
         fresh = [a for a in self.learners if a._replace(incarnation=0) not in self._trained_before]
         first = min(fresh, default=None)
@@ -289,139 +289,150 @@ class State:
     @property
     def orphaned(self) -> bool:
         """Whether there are learners, and none of them has the run's parameters or may begin."""
-        if not self.learners or not self.started or self.pool.over or self.keepers:
+        if not self.learners or not self.started or self.pool.over or self.state_holders:
             return False
-        return self._first_sponsor(self.learners) is None
+        return self._first_donor(self.learners) is None
 
     # What follows.
 
     def _advance(self) -> None:
         if self.failure is not None:
             return
-        self._settle_agreed()
+        self._commit_agreed()
         self._regroup()
-        for who in self._departed.freed(self.agreements.may_contain):
+        for who in self._departed.freed(self.sync_rounds.may_contain):
             self.pool.give_all_back(who)
         if len(self.learners) >= self.expected:
             self.started = True
         if self.job is not None and self.started:
-            if self.job.division == "dealt":
-                self._deal()
+            if self.job.sharding == "static":
+                self._assign()
             else:
                 self._welcome()
                 self._draw()
         self._let_leave()
 
-    def _settle_agreed(self) -> None:
-        before = self.agreements.resolved
-        for notes in self.agreements.resolve(self.learners):
+    def _commit_agreed(self) -> None:
+        before = self.sync_rounds.resolved
+        for notes in self.sync_rounds.resolve(self.learners):
             for owner, ranges in notes.items():
-                self.pool.settle(Address.parse(owner), [(a, b) for a, b in ranges])
-        self._checkpoints.fix(before, self.agreements.resolved, self.pool.settled)
+                self.pool.commit(Address.parse(owner), [(a, b) for a, b in ranges])
+        self._checkpoints.fix(before, self.sync_rounds.resolved, self.pool.committed)
 
     def _on_part(self, who: Address, op: Mapping[str, Any]) -> None:
         """A learner has written its part of a checkpoint; the last one makes it whole."""
-        number = op["agreement"]
-        settled = self._checkpoints.part(who, number, self.learners)
-        if settled is not None:
+        number = op["sync_round"]
+        committed = self._checkpoints.part(who, number, self.learners)
+        if committed is not None:
             body = {
                 "kind": "checkpoint",
                 "folder": op["folder"],
                 "keep": op["keep"],
                 "pool": {
-                    "settled": [list(r) for r in settled or self.pool.settled],
-                    "agreement": number + 1,
+                    "committed": [list(r) for r in committed or self.pool.committed],
+                    "sync_round": number + 1,
                 },
             }
             self._tell(COORDINATOR, "checkpoint", body)
 
     def _regroup(self) -> None:
-        for who, request, body in self.agreements.regroup(self.learners, self._mail.send):
-            self._mail.answer(who, request, body)
+        for who, request, body in self.sync_rounds.regroup(self.learners, self._delivery.send):
+            self._delivery.answer(who, request, body)
 
     def _let_leave(self) -> None:
-        """Drawn: after every agreement that counts the leaver. Dealt: others do it without."""
-        dealt = self.job is not None and self.job.division == "dealt"
+        """Dynamic sharding: after every sync round that counts the leaver. Static sharding: others do it without."""
+        static = self.job is not None and self.job.sharding == "static"
         for who, request in list(self._leaving.items()):
-            if dealt or self.pool.over or not self.agreements.may_contain(who):
-                self._mail.answer(who, request, {"kind": "left"})
+            if static or self.pool.over or not self.sync_rounds.may_contain(who):
+                self._delivery.answer(who, request, {"kind": "left"})
                 self._orderly = True
                 self._remove(who)
 
-    def _deal(self) -> None:
+    def _assign(self) -> None:
         assert self.job is not None
-        goes_on = self._first_agreement > 0 and not self._deals
+        goes_on = self._first_round > 0 and not self._assignments
         if goes_on and any(a not in self._opened for a in self.learners):
             return  # who has joined says next whether it has the state of the run already
         for who, request in sorted(self._waiting.items()):
             number = request["number"]
             if number is None:
-                number = next((d.number for d in self._deals if who in d.members), len(self._deals))
-            if number == len(self._deals) and self.pool.free:
-                self._make_deal()
-            if number < len(self._deals) and who in self._deals[number].members:
+                number = next(
+                    (d.number for d in self._assignments if who in d.members),
+                    len(self._assignments),
+                )
+            if number == len(self._assignments) and self.pool.free:
+                self._make_assignment()
+            if number < len(self._assignments) and who in self._assignments[number].members:
                 del self._waiting[who]
-                self._mail.answer(who, request, {"kind": "deal", **self._deals[number].to_body()})
+                self._delivery.answer(
+                    who, request, {"kind": "assignment", **self._assignments[number].to_body()}
+                )
             elif self.pool.over:
                 del self._waiting[who]
-                self._mail.answer(who, request, self._over())
+                self._delivery.answer(who, request, self._over())
             elif not request["patient"]:
                 del self._waiting[who]
-                self._mail.answer(who, request, {"kind": "wait"})
+                self._delivery.answer(who, request, {"kind": "wait"})
 
     def _over(self) -> dict[str, Any]:
-        """Everything is settled; the first who has the model is to see to it."""
+        """Everything is committed; the first who has the model is to see to it."""
         if self._leader is None:
-            members = set(self._deals[-1].members) if self._deals else self._welcomed
+            members = set(self._assignments[-1].members) if self._assignments else self._welcomed
             if self.pool.counts.leased == 0:
-                # Everything was settled before: all have the model from their checkpoint.
+                # Everything was committed before: all have the model from their checkpoint.
                 members = set(self.learners)
             self._leader = next((a for a in self.learners if a in members), None)
         return {"kind": "over", "leader": self._leader and str(self._leader)}
 
-    def _make_deal(self) -> None:
+    def _make_assignment(self) -> None:
         assert self.job is not None
-        before = set(self._deals[-1].members) if self._deals else self._restored
+        before = set(self._assignments[-1].members) if self._assignments else self._restored
         newcomers = [a for a in self.learners if a not in before]
         old = [a for a in self.learners if a in before]
-        sponsor = old[0] if old else self._first_sponsor(newcomers)
-        if sponsor is None:
+        donor = old[0] if old else self._first_donor(newcomers)
+        if donor is None:
             return
-        first = self._deals[-1].first + self._deals[-1].rounds if self._deals else None
-        deal = self.pool.deal(
-            len(self._deals),
-            self.agreements.resolved if first is None else first,
+        first = (
+            self._assignments[-1].first + self._assignments[-1].rounds
+            if self._assignments
+            else None
+        )
+        assignment = self.pool.assign(
+            len(self._assignments),
+            self.sync_rounds.resolved if first is None else first,
             self.learners,
             self.job.share,
             self.job.rounds,
-            [a for a in newcomers if a != sponsor],
-            sponsor,
+            [a for a in newcomers if a != donor],
+            donor,
         )
-        self._deals.append(deal)
-        if self.job.agrees:
-            self.agreements.expect(deal.first, deal.first + deal.rounds, list(deal.members))
+        self._assignments.append(assignment)
+        if self.job.commits_by_round:
+            self.sync_rounds.expect(
+                assignment.first, assignment.first + assignment.rounds, list(assignment.members)
+            )
 
     def _welcome(self) -> None:
-        """Drawn: a newcomer gets the state of a living learner, between two agreements."""
-        if self.agreements.open:
+        """Dynamic sharding: a newcomer gets the state of a living learner, between two sync rounds."""
+        if self.sync_rounds.open:
             return
         for who, request in sorted(self._entering.items()):
-            sponsor = min(self._welcomed, default=None)
+            donor = min(self._welcomed, default=None)
             if self.pool.over:
                 del self._entering[who]
-                self._mail.answer(who, request, {"kind": "over"})
+                self._delivery.answer(who, request, {"kind": "over"})
                 continue
-            if who in self._restored and not self.pool.counts.settled:
-                sponsor = None  # It comes with its own part of the run's state.
-            elif sponsor is None and who != self._first_sponsor([who]):
+            if who in self._restored and not self.pool.counts.committed:
+                donor = None  # It comes with its own part of the run's state.
+            elif donor is None and who != self._first_donor([who]):
                 continue
             del self._entering[who]
-            self._mail.answer(who, request, {"kind": "enter", "sponsor": sponsor and str(sponsor)})
-            if sponsor is None:
+            self._delivery.answer(who, request, {"kind": "enter", "donor": donor and str(donor)})
+            if donor is None:
                 self._let_in(who)
             else:
-                self._asked_welcome[who] = sponsor
-                self._tell(sponsor, STRATEGY, {"kind": "welcome", "to": str(who)})
+                self._asked_welcome[who] = donor
+                self._tell(donor, STRATEGY, {"kind": "welcome", "to": str(who)})
 
     def _draw(self) -> None:
         assert self.job is not None
@@ -433,8 +444,8 @@ class State:
             if self.pool.over:
                 body = self._over()
             elif self.pool.free and self._may_draw(who):
-                ranges = self.pool.draw(who, request["want"], len(self.learners))
-                self._drawn += sum(b - a for a, b in ranges)
+                ranges = self.pool.lease(who, request["want"], len(self.learners))
+                self._dynamic += sum(b - a for a, b in ranges)
                 body = {"kind": "lease", "ranges": [list(r) for r in ranges]}
             elif not request["patient"]:
                 body = {"kind": "wait"}
@@ -443,51 +454,51 @@ class State:
             del self._waiting[who]
             if body["kind"] == "lease":
                 self._idle.discard(who)
-            self._mail.answer(who, request, body)
-        if not self.job.agrees:
+            self._delivery.answer(who, request, body)
+        if not self.job.commits_by_round:
             if not self._checkpoints.cutting and self._checkpoint_due():
-                self._checkpoints.order(sorted(self._welcomed), self.pool.settled)
+                self._checkpoints.order(sorted(self._welcomed), self.pool.committed)
                 self._tell_cut()
             return
-        spent = self._drawn >= self.job.share * len(self._welcomed)
+        spent = self._dynamic >= self.job.share * len(self._welcomed)
         dry = bool(self._welcomed) and all(who in self._idle for who in self._welcomed)
-        if (spent or (dry and not self.pool.over)) and not self.agreements.open:
-            self._drawn = 0
-            self._open_agreement()
+        if (spent or (dry and not self.pool.over)) and not self.sync_rounds.open:
+            self._dynamic = 0
+            self._open_round()
 
     def _may_draw(self, who: Address) -> bool:
-        """At the start one learner may have to train by itself until all of that is settled."""
+        """At the start one learner may have to train by itself until all of that is committed."""
         assert self.job is not None
-        return len(self.pool.settled) >= self.job.alone or who == min(self._welcomed)
+        return len(self.pool.committed) >= self.job.alone or who == min(self._welcomed)
 
-    def _open_agreement(self) -> None:
+    def _open_round(self) -> None:
         if not any(self.pool.held.get(a) for a in [*self._welcomed, *self._departed.held]):
             return
-        number = self.agreements.resolved
-        self.agreements.expect(number, number + 1, sorted(self._welcomed))
+        number = self.sync_rounds.resolved
+        self.sync_rounds.expect(number, number + 1, sorted(self._welcomed))
         if self._checkpoint_due():
             self._checkpoints.keeping = number
         self._tell_close()
 
     def _checkpoint_due(self) -> bool:
         assert self.job is not None
-        return self._checkpoints.due(self.job.checkpoint_every, len(self.pool.settled))
+        return self._checkpoints.due(self.job.checkpoint_every, len(self.pool.committed))
 
     def _tell_cut(self) -> None:
-        """Drawn, by word: everybody keeps its model as it is."""
+        """Dynamic sharding, by word: everybody keeps its model as it is."""
         if self._checkpoints.cutting:
             for member in sorted(self._welcomed):
                 number = self._checkpoints.keeping
-                self._tell(member, STRATEGY, {"kind": "cut", "agreement": number})
+                self._tell(member, STRATEGY, {"kind": "cut", "sync_round": number})
 
     def _tell_close(self) -> None:
-        """Drawn: the quota is spent, and everybody contributes what it has finished."""
-        members = self.agreements.participants(self.agreements.resolved) or []
+        """Dynamic sharding: the quota is spent, and everybody contributes what it has finished."""
+        members = self.sync_rounds.participants(self.sync_rounds.resolved) or []
         body = {
             "kind": "close",
-            "agreement": self.agreements.resolved,
+            "sync_round": self.sync_rounds.resolved,
             "members": [str(a) for a in members],
-            "checkpoint": self._checkpoints.keeping == self.agreements.resolved,
+            "checkpoint": self._checkpoints.keeping == self.sync_rounds.resolved,
         }
         for member in members:
             if member in self.learners:
@@ -496,4 +507,4 @@ class State:
     # Messages.
 
     def _tell(self, to: Address, port: str, body: dict[str, Any]) -> None:
-        self._mail.send(Output(to, port, body))
+        self._delivery.send(Output(to, port, body))

@@ -10,7 +10,7 @@ from unisono.data.frames import FrameSource
 from unisono.data.prep import Prep
 from unisono.data.source import Source
 from unisono.data.split import Part
-from unisono.events import UserError
+from unisono.errors import UserError
 
 UNLABELLED = -100
 """The state of a place behind the end of an utterance; torch's cross entropy leaves it out."""

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from unisono.data.corpus import Corpus
 from unisono.data.prep import Prep, write_prep
 from unisono.data.split import Part, hold_out
-from unisono.events import UserError
+from unisono.errors import UserError
 
 _KEYS = ("feats", "states", "starts", "utts", "spks", "part", "log_prior")
 

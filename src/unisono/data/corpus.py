@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.split import Part
-from unisono.events import UserError
+from unisono.errors import UserError
 
 # Statistics read the frames about this many at a time, so that a mapped array may exceed memory.
 _BLOCK_FRAMES = 65536

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unisono.data.gather import Gather, Resident, Streamed
+from unisono.data.gather import DeviceFrames, Gather, MappedFrames
 from unisono.data.prep import Prep
 from unisono.data.source import Source
 from unisono.data.split import Part
-from unisono.events import UserError
+from unisono.errors import UserError
 
 # A part whose normalised frames take at most this is read into memory, once a process; a larger
 # one stays in the mapped file, which all learners of a machine share.
@@ -66,10 +66,10 @@ class FrameSource(Source):
         self._starts = np.concatenate([[0], np.cumsum(lengths)])
         self._gather: Gather
         if device is None and 4 * len(self) * prep.header.dimension > RESIDENT_BYTES:
-            self._gather = Streamed(prep, self.utterances, context)
+            self._gather = MappedFrames(prep, self.utterances, context)
         else:
             home = device or torch.device("cpu")
-            self._gather = Resident(prep, self.utterances, context, home)
+            self._gather = DeviceFrames(prep, self.utterances, context, home)
 
     def __len__(self) -> int:
         """How many frames the part has."""

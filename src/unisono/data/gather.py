@@ -19,7 +19,7 @@ class Gather(Protocol):
         ...
 
 
-class Resident:
+class DeviceFrames:
     """All frames normalised once and kept on a device.
 
     Each utterance is stored with its first and its last frame repeated c times more. So a frame
@@ -65,7 +65,7 @@ class Resident:
         return x, self._states.index_select(0, examples).long()
 
 
-class Streamed:
+class MappedFrames:
     """Frames stay in the mapped file; each minibatch is gathered and normalised for itself.
 
     Reads half the bytes where frames are float16, but in B(2c + 1) pieces, and computes

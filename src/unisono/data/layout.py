@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from unisono.data.split import Part
-from unisono.events import UserError
+from unisono.errors import UserError
 
 FORMAT_VERSION = 1
 HEADER_FILE = "prep.json"
@@ -55,7 +55,7 @@ class Header(BaseModel):
         }
 
 
-class Table(BaseModel):
+class UtteranceTable(BaseModel):
     """The contents of utterances.json: a column a field, a row an utterance; and the speakers."""
 
     speakers: list[str]
@@ -67,7 +67,9 @@ class Table(BaseModel):
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def fingerprint(arrays: Mapping[str, NDArray[Any]], table: Table, shift_s: float | None) -> str:
+def fingerprint(
+    arrays: Mapping[str, NDArray[Any]], table: UtteranceTable, shift_s: float | None
+) -> str:
     """The sha256 of a PREP's contents; what made it is left out, so equal data agree.
 
     Args:
@@ -109,13 +111,13 @@ def read_header(path: Path) -> Header:
     return _parse(path, HEADER_FILE, Header, content)
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> UtteranceTable:
     """Reads utterances.json of the PREP at `path`.
 
     Raises:
         UserError: It is missing or broken.
     """
-    return _parse(path, TABLE_FILE, Table, _read_json(path, TABLE_FILE))
+    return _parse(path, TABLE_FILE, UtteranceTable, _read_json(path, TABLE_FILE))
 
 
 def map_array(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from unisono.data.layout import (
     HEADER_FILE,
     TABLE_FILE,
     Header,
-    Table,
+    UtteranceTable,
     broken,
     fingerprint,
     map_array,
@@ -31,7 +31,7 @@ from unisono.data.layout import (
     read_table,
 )
 from unisono.data.split import Part
-from unisono.events import UserError
+from unisono.errors import UserError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,7 +52,7 @@ class Prep:
 
     path: Path
     header: Header
-    table: Table
+    table: UtteranceTable
     frames: NDArray[Any]
     states: NDArray[Any]
     starts: NDArray[np.int64]
@@ -188,7 +188,7 @@ def write_prep(
     return Prep.open(path)
 
 
-def _contents(corpus: Corpus) -> tuple[dict[str, NDArray[Any]], Table]:
+def _contents(corpus: Corpus) -> tuple[dict[str, NDArray[Any]], UtteranceTable]:
     """The arrays and the table that a corpus makes, in the types of the format."""
     names = corpus.speaker_names()
     rows = {name: row for row, name in enumerate(names)}
@@ -202,7 +202,7 @@ def _contents(corpus: Corpus) -> tuple[dict[str, NDArray[Any]], Table]:
         "speaker_mean": mean,
         "speaker_std": std,
     }
-    table = Table(
+    table = UtteranceTable(
         speakers=names,
         id=list(corpus.utterances),
         speaker=[rows[name] for name in corpus.speakers],

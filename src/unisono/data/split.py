@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.pool.order import Order
 
 

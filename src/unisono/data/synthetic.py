@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from unisono.data.corpus import Corpus
 from unisono.data.prep import Prep, write_prep
 from unisono.data.split import Part, hold_out
-from unisono.events import UserError
+from unisono.errors import UserError
 
 _SUCCESSORS = 3
 _SHORTEST_DWELL = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.fabric.address import COORDINATOR, Address, learner
-from unisono.fabric.base import (
+from unisono.fabric.api import (
     CREDIT,
     Body,
     Cancelled,

@@ -10,7 +10,7 @@ _FORM = re.compile(r"([a-z]+)-(\d+)\.(\d+)#(\d+)")
 
 
 class Address(NamedTuple):
-    """One part of one learner (or of another role) in one of its lives.
+    """One part of one learner (or of another role) in one of its incarnations.
 
     A learner that was declared dead comes back as the next ``incarnation``: another address, so
     that nobody takes the newcomer for the one whose conversation broke off. Addresses sort by
@@ -30,8 +30,8 @@ class Address(NamedTuple):
         """The name for people: ``learner 3``."""
         return self.role if self.role == "coordinator" else f"{self.role} {self.number}"
 
-    def reborn(self) -> Address:
-        """The same member in its next life."""
+    def next_incarnation(self) -> Address:
+        """The same member in its next incarnation."""
         return self._replace(incarnation=self.incarnation + 1)
 
     @staticmethod

@@ -12,22 +12,22 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import Cancelled, Fabric
-from unisono.fabric.parking import check_parking
-from unisono.learner.course import Course
-from unisono.learner.feed import Feed, as_source
-from unisono.learner.guard import Guard
-from unisono.learner.keeper import Keeper, Stateful
-from unisono.learner.lives import Lives, reason_of
-from unisono.learner.log import Log
+from unisono.fabric.blocking import check_may_block
+from unisono.learner.checkpointer import Checkpointer, Stateful
+from unisono.learner.data_feed import DataFeed, as_source
+from unisono.learner.finite_guard import FiniteGuard
+from unisono.learner.log import LearnerLog
 from unisono.learner.meter import Meter
 from unisono.learner.optimizers import Optimizers
+from unisono.learner.placement import find_placement
+from unisono.learner.progress import Progress
+from unisono.learner.rejoiner import Rejoiner, reason_of
 from unisono.learner.session import Session
-from unisono.learner.site import find_site
 from unisono.learner.storage import ModelStorage
 from unisono.learner.task import Task
-from unisono.strategies.base import Parcel, Strategy, describe
+from unisono.strategies.base import StateBundle, Strategy, describe
 from unisono.strategies.registry import make
 
 
@@ -61,13 +61,13 @@ class Learner:
         checkpoint_every: int = 0,
         keep: int = 2,
         resume: bool = False,
-        also: Mapping[str, Stateful] | None = None,
+        extra_state: Mapping[str, Stateful] | None = None,
         log: Path | str | None = None,
     ) -> None:
-        self._site = find_site()
-        self.number = self._site.number
+        self._placement = find_placement()
+        self.number = self._placement.number
         """Which learner this is, from 0."""
-        self.learners = self._site.learners
+        self.learners = self._placement.learners
         """How many learners the run began with."""
         if strategy is None:
             strategy = "solo" if self.learners == 1 else "averaging"
@@ -76,7 +76,7 @@ class Learner:
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._optimizers = Optimizers(optimizers, self._before_update, self._after_update)
         self._storage = ModelStorage(model)
-        self._guard = Guard()
+        self._guard = FiniteGuard()
         self._seed = seed
         self._prefetch = prefetch
         if keep < 1:
@@ -85,13 +85,13 @@ class Learner:
         self._checkpoint_every = checkpoint_every
         self._keep = keep
         self._resume = resume
-        self._also = dict(also or {})
-        self._log = None if log is None else Log(Path(log))
-        self._keeper: Keeper | None = None
-        self._kept_state: Parcel | None = None
-        self._feed: Feed | None = None
-        self._course: Course | None = None
-        self._lives: Lives | None = None
+        self._extra_state = dict(extra_state or {})
+        self._log = None if log is None else LearnerLog(Path(log))
+        self._checkpointer: Checkpointer | None = None
+        self._restored_state: StateBundle | None = None
+        self._feed: DataFeed | None = None
+        self._progress: Progress | None = None
+        self._rejoiner: Rejoiner | None = None
         self._inside = False
         self._may_update = True
         self._steps_here = True
@@ -113,8 +113,8 @@ class Learner:
         self._optimizers.unwatch()
         self._inside = False
         try:
-            if self._lives is not None:
-                self._lives.end(error)
+            if self._rejoiner is not None:
+                self._rejoiner.end(error)
         except Cancelled as end:
             error = end
         finally:
@@ -138,7 +138,7 @@ class Learner:
             raise UserError("draw() can be called once for a learner: give it all epochs")
         self._storage.check_device()
         # First the workers: forked now, they inherit no connection of the run.
-        feed = self._feed = Feed(as_source(source, batch_size), epochs, self._seed)
+        feed = self._feed = DataFeed(as_source(source, batch_size), epochs, self._seed)
         total = feed.positions.total
         if total < self.learners:
             raise UserError(
@@ -153,17 +153,17 @@ class Learner:
         With ``accumulate`` more gradients follow before the next ``optimizer.step()``; strategies
         that share gradients wait for the last.
         """
-        lives = self._need_lives()
-        session = lives.session
+        rejoiner = self._need_rejoiner()
+        session = rejoiner.session
         if self.learners > 1:
-            check_parking()
-        with lives.surviving():
+            check_may_block()
+        with rejoiner.surviving():
             self._notice_skip(session)
         self.meter.loss(loss)
-        with lives.surviving():
-            session.fabric.compute(loss.backward, self._site.cost)
+        with rejoiner.surviving():
+            session.fabric.compute(loss.backward, self._placement.cost)
         self._guard.mark(loss, self._optimizers.parameters)
-        with lives.surviving():
+        with rejoiner.surviving():
             session.stepper.backward_done(accumulate=accumulate)
         self._optimizers.note_gradients()
 
@@ -178,7 +178,7 @@ class Learner:
 
         Counted over all learners in the pool's order, so it is true on one learner only.
         """
-        return self._course is not None and self._course.every(examples)
+        return self._progress is not None and self._progress.every(examples)
 
     @contextmanager
     def consensus(self) -> Iterator[nn.Module]:
@@ -195,34 +195,34 @@ class Learner:
     def progress(self) -> float:
         """The share of all minibatches that were handed out so far, 0 to 1.
 
-        Dealt: the same on all learners at the same step of a round.
+        Static sharding: the same on all learners at the same step of a round.
         """
-        return 0.0 if self._course is None else self._course.progress
+        return 0.0 if self._progress is None else self._progress.progress
 
     @property
     def epoch(self) -> int:
         """The epoch of the current minibatch, from 0."""
-        return 0 if self._course is None else self._course.epoch
+        return 0 if self._progress is None else self._progress.epoch
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """After the last minibatch: true on the one learner that should save the model."""
-        return self._session is not None and self._session.stepper.leads
+        return self._session is not None and self._session.stepper.is_leader
 
     def event(self, name: str, **fields: Any) -> None:
         """Adds a line to the run's metrics."""
-        if self._inside and self._lives is not None:
-            with self._lives.surviving():
-                self._lives.session.replica.event(name, **fields)
+        if self._inside and self._rejoiner is not None:
+            with self._rejoiner.surviving():
+                self._rejoiner.session.replica.event(name, **fields)
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of vectors that this learner has sent, in this life."""
+        """Bytes of vectors that this learner has sent, in this incarnation."""
         return 0 if self._session is None else self._session.fabric.bytes_sent
 
     @property
     def links(self) -> list[dict[str, Any]]:
-        """What this learner has sent to each of the others, in this life."""
+        """What this learner has sent to each of the others, in this incarnation."""
         traffic = {} if self._session is None else self._session.fabric.traffic
         return [
             {"receiver": to.name, "bytes": sent.bytes, "seconds": sent.seconds}
@@ -237,7 +237,7 @@ class Learner:
 
     @property
     def rounds(self) -> int:
-        """Agreements so far."""
+        """Sync rounds so far."""
         return 0 if self._session is None else self._session.participant.rounds
 
     def describe(self) -> list[str]:
@@ -248,28 +248,33 @@ class Learner:
 
     @property
     def _session(self) -> Session[Any] | None:
-        return None if self._lives is None else self._lives.current
+        return None if self._rejoiner is None else self._rejoiner.current
 
-    def _minibatches(self, feed: Feed) -> Iterator[Any]:
+    def _minibatches(self, feed: DataFeed) -> Iterator[Any]:
         task = self._task(feed)
-        if self._resume and self._keeper is not None:
-            task, self._kept_state = self._keeper.restore(task)
-        reached = max((stop for _, stop in task.settled), default=0)
-        course = self._course = Course(feed.positions, reached)
-        lives = Lives(self._site, lambda fabric: self._life(fabric, task), self._join, self._reborn)
-        self._lives = lives
+        if self._resume and self._checkpointer is not None:
+            task, self._restored_state = self._checkpointer.restore(task)
+        reached = max((stop for _, stop in task.committed), default=0)
+        progress = self._progress = Progress(feed.positions, reached)
+        rejoiner = Rejoiner(
+            self._placement,
+            lambda fabric: self._make_session(fabric, task),
+            self._join,
+            self._before_rejoin,
+        )
+        self._rejoiner = rejoiner
         while True:
-            self._end_iteration(lives, course)
-            found = lives.next()
+            self._end_iteration(rejoiner, progress)
+            found = rejoiner.next()
             if found is None:
                 break
             minibatch, data = found
-            course.advance(minibatch)
+            progress.advance(minibatch)
             yield data
-        course.finish()
-        self._report(lives, course)
+        progress.finish()
+        self._report(rejoiner, progress)
 
-    def _task(self, feed: Feed) -> Task[Any]:
+    def _task(self, feed: DataFeed) -> Task[Any]:
         positions = feed.positions
         model = self._storage.fingerprint()
         every = 0
@@ -279,8 +284,13 @@ class Learner:
                 "data": positions.describe(),
                 "model": model,
             }
-            self._keeper = Keeper(
-                self._checkpoints, self.number, self.model, self._optimizers, self._also, about
+            self._checkpointer = Checkpointer(
+                self._checkpoints,
+                self.number,
+                self.model,
+                self._optimizers,
+                self._extra_state,
+                about,
             )
             every = positions.per_epoch
             if self._checkpoint_every > 0:
@@ -299,29 +309,29 @@ class Learner:
             window=feed.window,
         )
 
-    def _life(self, fabric: Fabric, task: Task[Any]) -> Session[Any]:
+    def _make_session(self, fabric: Fabric, task: Task[Any]) -> Session[Any]:
         return Session(
             fabric,
             self.strategy,
             self._storage,
             self._optimizers,
             task,
-            timeout=self._site.timeout,
+            timeout=self._placement.timeout,
             log=self._log,
         )
 
     def _join(self, session: Session[Any]) -> None:
-        if self._kept_state is not None:
-            session.participant.restore(self._kept_state)
-            self._kept_state = None
+        if self._restored_state is not None:
+            session.participant.restore(self._restored_state)
+            self._restored_state = None
         self.meter.start(session)
         is_new = session.enroll()
-        if is_new and self._keeper is not None:
-            self._keeper.begin(resume=self._resume)
+        if is_new and self._checkpointer is not None:
+            self._checkpointer.begin(resume=self._resume)
         session.stepper.start()
 
-    def _reborn(self) -> None:
-        """What was under way in the last life will be trained by somebody else."""
+    def _before_rejoin(self) -> None:
+        """What was under way in the last incarnation will be trained by somebody else."""
         self._optimizers.clear_gradients()
         if self._feed is not None:
             self._feed.forget()
@@ -330,7 +340,7 @@ class Learner:
         """The workers are stopped first: whoever waits for one of them must be woken."""
         if self._feed is not None:
             self._feed.stop()
-        self._site.close()
+        self._placement.close()
         if self._feed is not None:
             self._feed.close()
         if self._log is not None:
@@ -338,27 +348,27 @@ class Learner:
 
     # Steps.
 
-    def _end_iteration(self, lives: Lives, course: Course) -> None:
-        if course.current is None:
+    def _end_iteration(self, rejoiner: Rejoiner, progress: Progress) -> None:
+        if progress.current is None:
             return
-        session = lives.session
-        with lives.surviving():
+        session = rejoiner.session
+        with rejoiner.surviving():
             if self._optimizers.half_done:
                 self._optimizers.finish_update()
             self._notice_skip(session)
-        if self._guard.hopeless:
+        if self._guard.has_diverged:
             raise UserError(
                 f"learner {self.number}: {self._guard.skipped} steps were not finite, the last "
                 "ten one after the other: lower the learning rate, or look at the data"
             )
-        if not course.current.stand_in:
+        if not progress.current.stand_in:
             assert self._feed is not None
-            if self.meter.trained(self._feed.count(course.current)):
-                self._report(lives, course)
+            if self.meter.trained(self._feed.count(progress.current)):
+                self._report(rejoiner, progress)
 
-    def _report(self, lives: Lives, course: Course) -> None:
-        with lives.surviving():
-            self.meter.report(course.examples, self._optimizers.learning_rate())
+    def _report(self, rejoiner: Rejoiner, progress: Progress) -> None:
+        with rejoiner.surviving():
+            self.meter.report(progress.examples, self._optimizers.learning_rate())
 
     def _notice_skip(self, session: Session[Any]) -> None:
         """Gradients that are gone without a step were skipped, by the user or by a GradScaler."""
@@ -369,8 +379,8 @@ class Learner:
             session.stepper.skipped()
 
     def _before_update(self) -> bool:
-        lives = self._need_lives()
-        session = lives.session
+        rejoiner = self._need_rejoiner()
+        session = rejoiner.session
         if not session.stepper.has_open and not self._optimizers.fresh:
             raise UserError("optimizer.step() without gradients of learner.backward(loss) to use")
         if session.replica.is_showing:
@@ -378,27 +388,29 @@ class Learner:
         allowed = self._guard.allows(self._optimizers.parameters())
         self._may_update = allowed or (self._optimizers.half_done and self._may_update)
         if allowed and not self._optimizers.half_done:
-            with lives.surviving():
+            with rejoiner.surviving():
                 self._steps_here = session.stepper.update_begins()
         session.replica.begin_update()
         return allowed and self._steps_here
 
     def _after_update(self) -> None:
-        lives = self._need_lives()
-        session = lives.session
-        with lives.surviving():
+        rejoiner = self._need_rejoiner()
+        session = rejoiner.session
+        with rejoiner.surviving():
             if self._may_update:
                 session.stepper.update_done()
             else:
                 session.replica.abort_update()
                 session.stepper.skipped()
 
-    def _need_lives(self) -> Lives:
-        if self._lives is None or not self._inside:
+    def _need_rejoiner(self) -> Rejoiner:
+        if self._rejoiner is None or not self._inside:
             raise UserError("draw a minibatch first: for x, y in learner.draw(...)")
-        return self._lives
+        return self._rejoiner
 
-    def _write_checkpoint(self, agreement: int, strategy: Parcel) -> None:
-        assert self._keeper is not None and self._session is not None
-        folder = self._keeper.write(agreement, strategy)
-        self._session.client.tell("part", agreement=agreement, folder=str(folder), keep=self._keep)
+    def _write_checkpoint(self, sync_round: int, strategy: StateBundle) -> None:
+        assert self._checkpointer is not None and self._session is not None
+        folder = self._checkpointer.write(sync_round, strategy)
+        self._session.client.tell(
+            "part", sync_round=sync_round, folder=str(folder), keep=self._keep
+        )

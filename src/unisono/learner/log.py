@@ -1,4 +1,4 @@
-"""A learner's own log: what it trained, and which agreements it saw completed."""
+"""A learner's own log: what it trained, and which sync rounds it saw completed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Log:
+class LearnerLog:
     """JSON lines, each written with one call, so that a kill tears at most the last one."""
 
     def __init__(self, path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import TensorVector
-from unisono.learner.codec import from_parcel, to_parcel
+from unisono.learner.state_codec import from_bundle, to_bundle
 from unisono.learner.updater import SliceUpdater
-from unisono.strategies.base import Parcel
+from unisono.strategies.base import StateBundle
 
 
 class Optimizers:
@@ -127,13 +127,13 @@ class Optimizers:
         for optimizer in self._optimizers:
             optimizer.state = defaultdict(dict)
 
-    def export(self) -> Parcel:
+    def export(self) -> StateBundle:
         """The optimizers' state."""
-        return to_parcel("optimizers", self.state_dicts())
+        return to_bundle("optimizers", self.state_dicts())
 
-    def take_over(self, parcel: Parcel) -> None:
+    def take_over(self, bundle: StateBundle) -> None:
         """The inverse of ``export``."""
-        self.load_state_dicts(from_parcel("optimizers", parcel))
+        self.load_state_dicts(from_bundle("optimizers", bundle))
 
     def state_dicts(self) -> list[dict[str, Any]]:
         """Of each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.pool.order import Order
 
 _BLOCK = 64

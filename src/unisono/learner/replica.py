@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from unisono.coordinator.client import Client
 from unisono.fabric import Fabric, Vector
-from unisono.strategies.base import Parcel, Snapshot, Updater, Work
+from unisono.strategies.base import Snapshot, StateBundle, TrainedWork, Updater
 
 
 class Storage(Protocol):
@@ -83,11 +83,11 @@ class OptimizerAccess(Protocol):
         """Forgets momentum and the like."""
         ...
 
-    def export(self) -> Parcel:
+    def export(self) -> StateBundle:
         """The optimizers' state."""
         ...
 
-    def take_over(self, parcel: Parcel) -> None:
+    def take_over(self, bundle: StateBundle) -> None:
         """The inverse of ``export``."""
         ...
 
@@ -116,7 +116,7 @@ class LearnerReplica:
         self._lock = fabric.lock()
         self._pending: Vector | None = None
         self._pending_is_read = False
-        self._trained = Work()
+        self._trained = TrainedWork()
         self._updating = False
         self._own: Vector | None = None
         self.reached = 0.0
@@ -151,7 +151,7 @@ class LearnerReplica:
             self._updating = True
             self._storage.update_begins()
 
-    def end_update(self, work: Work) -> None:
+    def end_update(self, work: TrainedWork) -> None:
         """The optimizer has stepped on ``work``: pending deltas are added."""
         self.begin_update()
         self._trained.add(work)
@@ -192,12 +192,12 @@ class LearnerReplica:
         """Forgets the optimizer's state."""
         self._optimizers.restart()
 
-    def take_over(self, parcel: Parcel) -> None:
+    def take_over(self, bundle: StateBundle) -> None:
         """Takes over another learner's state."""
         with self._lock:
-            self._write(parcel.vectors.pop("parameters"), frozen=True)
-        if parcel.vectors:
-            self._optimizers.take_over(parcel)
+            self._write(bundle.vectors.pop("parameters"), frozen=True)
+        if bundle.vectors:
+            self._optimizers.take_over(bundle)
 
     # Any thread.
 
@@ -205,13 +205,13 @@ class LearnerReplica:
         """Parameters plus pending deltas, and the work since the last snapshot."""
         with self._lock:
             finish = self._begin_read()
-            work, self._trained = self._trained, Work()
+            work, self._trained = self._trained, TrainedWork()
         return Snapshot(finish(), work)
 
-    def take_work(self) -> Work:
+    def take_work(self) -> TrainedWork:
         """The work that no snapshot has taken."""
         with self._lock:
-            work, self._trained = self._trained, Work()
+            work, self._trained = self._trained, TrainedWork()
             return work
 
     def add(self, delta: Vector) -> None:
@@ -248,13 +248,13 @@ class LearnerReplica:
         """As the stepper says."""
         return self.reached
 
-    def export(self, *, optimizer: bool) -> Parcel:
+    def export(self, *, optimizer: bool) -> StateBundle:
         """State for a newcomer."""
-        parcel = self._optimizers.export() if optimizer else Parcel()
+        bundle = self._optimizers.export() if optimizer else StateBundle()
         with self._lock:
             finish = self._begin_read()
-        parcel.vectors["parameters"] = finish()
-        return parcel
+        bundle.vectors["parameters"] = finish()
+        return bundle
 
     def event(self, name: str, **fields: Any) -> None:
         """A line for the metrics."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from unisono.coordinator.client import Client
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import Fabric
-from unisono.learner.plan import Planner
+from unisono.learner.planner import Planner
 from unisono.learner.replica import LearnerReplica, OptimizerAccess, Storage
 from unisono.learner.stepper import Stepper
 from unisono.learner.task import Task
@@ -38,13 +38,13 @@ class Session(Generic[T]):
         self.client = Client(fabric, timeout, heartbeats=heartbeats)
         self.replica = LearnerReplica(storage, optimizers, fabric, self.client, log)
         self.participant: Participant = strategy.participant(self.replica)
-        self.participant.rounds = task.agreement
+        self.participant.rounds = task.sync_round
         self._strategy = strategy
         self._task = task
-        terms = strategy.terms(task.batch_size)
-        want = max(1, min(terms.share // 4, 16))
-        planner = Planner(self.client, fabric.address, terms, task.checkpoint_every, want)
-        self._terms = terms
+        round_plan = strategy.round_plan(task.batch_size)
+        want = max(1, min(round_plan.share // 4, 16))
+        planner = Planner(self.client, fabric.address, round_plan, task.checkpoint_every, want)
+        self._round_plan = round_plan
         self.stepper: Stepper[T] = Stepper(self.replica, self.participant, planner, task)
 
     def join(self) -> None:
@@ -57,23 +57,23 @@ class Session(Generic[T]):
         self.client.call("join", "session", endpoint=self.fabric.endpoint)
         job = {
             "total": self._task.total,
-            "division": self._terms.division.value,
-            "share": self._terms.share,
-            "rounds": self._terms.rounds,
-            "agrees": self._terms.agrees,
+            "sharding": self._round_plan.sharding.value,
+            "share": self._round_plan.share,
+            "rounds": self._round_plan.rounds,
+            "commits_by_round": self._round_plan.commits_by_round,
             "fingerprint": f"{self._strategy!r} {self._task.fingerprint}",
             "checkpoint_every": self._task.checkpoint_every,
-            "alone": round(self._terms.alone * self._task.total),
+            "alone": round(self._round_plan.alone * self._task.total),
         }
-        settled = [list(r) for r in self._task.settled]
+        committed = [list(r) for r in self._task.committed]
         answer = self.client.call(
-            "open", "session", job=job, settled=settled, agreement=self._task.agreement
+            "open", "session", job=job, committed=committed, sync_round=self._task.sync_round
         )
         if answer["kind"] == "refused":
             raise UserError(answer["reason"])
         return bool(answer["new"])
 
     def leave(self) -> None:
-        """Says goodbye once nothing of this learner is unsettled."""
+        """Says goodbye once nothing of this learner is uncommitted."""
         self.stepper.finish()
         self.client.call("leave", "session")

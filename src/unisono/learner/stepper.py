@@ -6,13 +6,21 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar, cast
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import Address
-from unisono.learner.plan import Dry, EndOfPart, EnterDeal, Item, Minibatch, Over, Planner
-from unisono.learner.queue import Ahead
+from unisono.learner.planner import (
+    EndOfRound,
+    Item,
+    Minibatch,
+    NewAssignment,
+    NoFreeLease,
+    Planner,
+    PoolExhausted,
+)
+from unisono.learner.prefetch import Prefetcher
 from unisono.learner.replica import LearnerReplica
 from unisono.learner.task import Task
-from unisono.strategies.base import Division, Participant, Work
+from unisono.strategies.base import Participant, Sharding, TrainedWork
 
 T = TypeVar("T")
 
@@ -37,18 +45,18 @@ class Stepper(Generic[T]):
         self._participant = participant
         self._planner = planner
         self._task = task
-        self._lockstep = planner.terms.lockstep
+        self._lockstep = planner.round_plan.lockstep
         self._items: Iterator[tuple[Item, T | None]] | None = None
         self._current: Minibatch | None = None
         self._seen = False
         """Whether the current minibatch had its backward."""
         self._agreed = False
         """Whether its gradients were shared already."""
-        self._open = Work()
+        self._open = TrainedWork()
         self._has_open = False
-        self._end: EndOfPart | None = None
+        self._end: EndOfRound | None = None
         """The part's end, from its last minibatch until it is closed."""
-        self._last_agreement = 0
+        self._last_round = 0
         self._checkpoint_due = False
         self.data_wait_s = 0.0
         self._leader: Address | None = None
@@ -58,18 +66,18 @@ class Stepper(Generic[T]):
     def start(self) -> None:
         """The learner has joined: gets its state, and begins to plan."""
         self._participant.start()
-        if self._planner.terms.division is Division.DRAWN:
+        if self._planner.round_plan.sharding is Sharding.DYNAMIC:
             self.entered = self._participant.enter(None)
         items = self._loaded()
         if self._task.prefetch > 0:
-            items = iter(Ahead(self._replica.fabric, items, self._task.prefetch))
+            items = iter(Prefetcher(self._replica.fabric, items, self._task.prefetch))
         self._items = items
 
     def next(self) -> tuple[Minibatch, T] | None:
-        """The next minibatch and its data; None when everything is settled."""
+        """The next minibatch and its data; None when everything is committed."""
         assert self._items is not None
         self._pass_over_unused()
-        self._end_part()
+        self._end_round()
         self._write_checkpoint()
         while True:
             began = self._replica.fabric.now()
@@ -91,10 +99,10 @@ class Stepper(Generic[T]):
         current = self._current
         if current is None:
             raise UserError("the data is over: backward belongs into the loop over learner.draw()")
-        work = Work()
+        work = TrainedWork()
         if not current.stand_in and not self._seen:
             position = current.position
-            work = Work([(position, position + 1)], self._task.examples(current))
+            work = TrainedWork([(position, position + 1)], self._task.examples(current))
         if self._lockstep and self._agreed:
             raise UserError(
                 "the gradients of this minibatch were shared already: call backward with "
@@ -102,10 +110,10 @@ class Stepper(Generic[T]):
             )
         self._open.add(work)
         self._has_open, self._seen, self._agreed = True, True, not accumulate
-        self._participant.after_backward(current.agreement, work, accumulate=accumulate)
+        self._participant.after_backward(current.sync_round, work, accumulate=accumulate)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """At the end: whether this learner is the one that sees to the final model."""
         return self._leader == self._replica.fabric.address
 
@@ -124,7 +132,7 @@ class Stepper(Generic[T]):
         self._replica.record(trained=work.note())
         self._replica.end_update(work)
         self._participant.after_update()
-        self._end_part()
+        self._end_round()
 
     def skipped(self) -> None:
         """The open minibatches will not be stepped on."""
@@ -133,7 +141,7 @@ class Stepper(Generic[T]):
     def finish(self) -> None:
         """The strategy's last word; applies what is pending."""
         self._participant.finish(self._leader)
-        self._replica.end_update(Work())
+        self._replica.end_update(TrainedWork())
 
     def _loaded(self) -> Iterator[tuple[Item, T | None]]:
         """The plan with its data. Before the plan may wait for the pool all of it is out."""
@@ -144,7 +152,7 @@ class Stepper(Generic[T]):
             if isinstance(item, Minibatch):
                 self._task.announce(item)
                 announced += 1
-            room = 0 if isinstance(item, Dry | Over) else self._task.window
+            room = 0 if isinstance(item, NoFreeLease | PoolExhausted) else self._task.window
             while ahead and (announced > room or not isinstance(ahead[0], Minibatch)):
                 first = ahead.popleft()
                 if isinstance(first, Minibatch):
@@ -154,25 +162,25 @@ class Stepper(Generic[T]):
                     yield first, None
 
     def _handle(self, item: Item) -> None:
-        if isinstance(item, EnterDeal):
-            self.entered = self._participant.enter(item.deal)
-        elif isinstance(item, EndOfPart):
+        if isinstance(item, NewAssignment):
+            self.entered = self._participant.enter(item.assignment)
+        elif isinstance(item, EndOfRound):
             self._end = item
-            self._end_part()
-        elif isinstance(item, Over):
+            self._end_round()
+        elif isinstance(item, PoolExhausted):
             self._leader = item.leader
-        elif isinstance(item, Dry):
+        elif isinstance(item, NoFreeLease):
             if self._has_open:
                 self._task.on_drop()
                 self.skipped()
             self._participant.flush()
             self._replica.client.tell("idle")
 
-    def _close(self) -> Work:
-        work, self._open, self._has_open = self._open, Work(), False
+    def _close(self) -> TrainedWork:
+        work, self._open, self._has_open = self._open, TrainedWork(), False
         return work
 
-    def _tell_skipped(self, work: Work) -> None:
+    def _tell_skipped(self, work: TrainedWork) -> None:
         if work.ranges:
             self._replica.record(skipped=work.note())
             self._replica.client.tell("skip", ranges=work.note())
@@ -187,16 +195,16 @@ class Stepper(Generic[T]):
                 "a minibatch was drawn and there was no backward: the others wait for its "
                 "gradients; use a strategy that is not in lockstep, for example averaging"
             )
-        self._tell_skipped(Work([(current.position, current.position + 1)]))
+        self._tell_skipped(TrainedWork([(current.position, current.position + 1)]))
         self._current = None
 
-    def _end_part(self) -> None:
-        """Dealt: closes the part if its last minibatch is done; the round happens here."""
+    def _end_round(self) -> None:
+        """Static sharding: closes the part if its last minibatch is done; the round happens here."""
         if self._end is None:
             return
         ended, self._end = self._end, None
-        self._participant.end_of_part(ended.agreement)
-        self._last_agreement = ended.agreement
+        self._participant.end_of_round(ended.sync_round)
+        self._last_round = ended.sync_round
         self._checkpoint_due |= ended.checkpoint
 
     def _write_checkpoint(self) -> None:
@@ -205,10 +213,10 @@ class Stepper(Generic[T]):
         Where every step is a round it waits for the end of an accumulation.
         """
         due = self._participant.take_checkpoint()
-        every_step = self._lockstep or not self._planner.terms.agrees
+        every_step = self._lockstep or not self._planner.round_plan.commits_by_round
         if self._checkpoint_due and not (every_step and self._has_open):
             self._participant.flush()
-            due = (self._last_agreement, self._participant.state())
+            due = (self._last_round, self._participant.state())
             self._checkpoint_due = False
         if due is not None:
             self._task.on_checkpoint(*due)

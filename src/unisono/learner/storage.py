@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import TensorVector
 
 _KEPT = 4

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from unisono.learner.plan import Minibatch
-from unisono.strategies.base import Parcel
+from unisono.learner.planner import Minibatch
+from unisono.strategies.base import StateBundle
 
 T = TypeVar("T")
 
@@ -24,13 +24,13 @@ class Task(Generic[T]):
     examples: Callable[[Minibatch], int]
     """How many examples a minibatch holds."""
     fingerprint: str = ""
-    settled: Sequence[tuple[int, int]] = ()
-    """Positions that were settled before: a run that goes on."""
-    agreement: int = 0
-    """The number of the first agreement: not 0 for a run that goes on."""
+    committed: Sequence[tuple[int, int]] = ()
+    """Positions that were committed before: a run that goes on."""
+    sync_round: int = 0
+    """The number of the first sync round: not 0 for a run that goes on."""
     checkpoint_every: int = 0
     """Positions between checkpoints; 0: none."""
-    on_checkpoint: Callable[[int, Parcel], None] = lambda agreement, strategy: None
+    on_checkpoint: Callable[[int, StateBundle], None] = lambda sync_round, strategy: None
     on_drop: Callable[[], None] = lambda: None
     """Takes gradients away that no step will use."""
     prefetch: int = 0

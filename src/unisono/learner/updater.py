@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import TensorVector, Vector
-from unisono.learner.codec import from_parcel, to_parcel
-from unisono.strategies.base import Parcel
+from unisono.learner.state_codec import from_bundle, to_bundle
+from unisono.strategies.base import StateBundle
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -98,14 +98,14 @@ class SliceUpdater:
         for _, _, piece in self._spans:
             piece.grad = None
 
-    def state(self) -> Parcel:
+    def state(self) -> StateBundle:
         """Momentum and the like."""
-        parcel = to_parcel("optimizers", [optimizer.state_dict() for optimizer in self._optimizers])
-        return Parcel(parcel.plain, {name: v.copy() for name, v in parcel.vectors.items()})
+        bundle = to_bundle("optimizers", [optimizer.state_dict() for optimizer in self._optimizers])
+        return StateBundle(bundle.plain, {name: v.copy() for name, v in bundle.vectors.items()})
 
-    def load_state(self, parcel: Parcel) -> None:
+    def load_state(self, bundle: StateBundle) -> None:
         """The inverse of ``state``."""
-        states = from_parcel("optimizers", parcel)
+        states = from_bundle("optimizers", bundle)
         for optimizer, state in zip(self._optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 

@@ -24,14 +24,14 @@ import torch.multiprocessing as multiprocessing  # it teaches the pipes to pass 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from unisono.events import UserError
+from unisono.errors import UserError
 
 _GRACE_S = 5.0
 """Seconds that workers have to end when they are told to."""
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerSettings:
     """What a DataLoader says about its workers."""
 
     dataset: Any
@@ -60,7 +60,7 @@ class Workers:
     worker seeds the generators of torch, numpy and Python with both.
     """
 
-    def __init__(self, crew: Crew, make: Callable[[int], Any], seed: int) -> None:
+    def __init__(self, crew: WorkerSettings, make: Callable[[int], Any], seed: int) -> None:
         self.window = crew.count * crew.prefetch_factor
         """Minibatches to ask for ahead."""
         self._timeout = crew.timeout

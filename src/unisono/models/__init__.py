@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.models.dnn import DNN
 from unisono.models.lstm import BLSTM, LSTM
 from unisono.models.tdnn import TDNN

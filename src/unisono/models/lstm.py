@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.models.parts import linear
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim.fisher import FisherEstimate
 
 ALWAYS_UPDATING = 10  # up to this t every call updates the estimate, whatever the period

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim.housing import Housing
 from unisono.optim.layer import Estimation, NaturalProduct, Side
 from unisono.optim.lstm_taps import LSTMTaps, can_be_tapped

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim.fisher import DELTA, EPSILON, FisherEstimate
 from unisono.optim.layer import Estimation, Side
 from unisono.optim.natural_gradient import MOST_FORGOTTEN

@@ -1,3 +1,3 @@
-"""Leases over positions: deal, draw, settle, return, seek."""
+"""Leases over positions: assignment, draw, commit, return, seek."""
 
 from __future__ import annotations

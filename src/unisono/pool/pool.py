@@ -11,14 +11,14 @@ from unisono.pool.ranges import Range, RangeSet, count, cut
 
 
 @dataclass(frozen=True)
-class Deal:
-    """A block of rounds dealt to all members at once.
+class Assignment:
+    """A block of rounds assigned to all members at once.
 
     In round ``j`` the member number ``i`` of ``W`` trains the positions number
     ``(j W + i) share`` to ``(j W + i + 1) share - 1`` of ``ranges``. Only the last round of all
     may be shorter; it is divided as evenly as possible, the first members getting one more. So a
-    part depends on seed, position and members alone, not on where deals begin. Round ``j`` ends
-    with agreement number ``first + j``.
+    part depends on seed, position and members alone, not on where assignments begin. Round ``j`` ends
+    with sync round number ``first + j``.
     """
 
     number: int
@@ -27,7 +27,7 @@ class Deal:
     members: tuple[Address, ...]
     ranges: tuple[Range, ...]
     newcomers: tuple[Address, ...] = ()
-    sponsor: Address | None = None
+    donor: Address | None = None
 
     @property
     def rounds(self) -> int:
@@ -53,35 +53,35 @@ class Deal:
         body = asdict(self)
         body["members"] = [str(a) for a in self.members]
         body["newcomers"] = [str(a) for a in self.newcomers]
-        body["sponsor"] = None if self.sponsor is None else str(self.sponsor)
+        body["donor"] = None if self.donor is None else str(self.donor)
         body["ranges"] = [list(r) for r in self.ranges]
         return body
 
     @staticmethod
-    def from_body(body: dict[str, Any]) -> Deal:
+    def from_body(body: dict[str, Any]) -> Assignment:
         """The inverse of ``to_body``."""
-        sponsor = body["sponsor"]
-        return Deal(
+        donor = body["donor"]
+        return Assignment(
             number=body["number"],
             first=body["first"],
             share=body["share"],
             members=tuple(Address.parse(a) for a in body["members"]),
             ranges=tuple((a, b) for a, b in body["ranges"]),
             newcomers=tuple(Address.parse(a) for a in body["newcomers"]),
-            sponsor=None if sponsor is None else Address.parse(sponsor),
+            donor=None if donor is None else Address.parse(donor),
         )
 
 
 @dataclass
 class Counts:
-    """Minibatches, by what happened to them. ``leased = settled + skipped + returned`` at the end.
+    """Minibatches, by what happened to them. ``leased = committed + skipped + returned`` at the end.
 
-    ``redone`` are those among ``settled`` and ``skipped`` that had been in the hands of a learner
+    ``redone`` are those among ``committed`` and ``skipped`` that had been in the hands of a learner
     that died; ``dropped`` are those among ``returned`` whose push came too late.
     """
 
     leased: int = 0
-    settled: int = 0
+    committed: int = 0
     returned: int = 0
     redone: int = 0
     skipped: int = 0
@@ -90,17 +90,17 @@ class Counts:
 
 @dataclass
 class Pool:
-    """Positions 0 to ``total - 1``; those in ``done`` were settled before this run began."""
+    """Positions 0 to ``total - 1``; those in ``done`` were committed before this run began."""
 
     total: int
     done: Iterable[Iterable[int]] = ()
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        self.settled = RangeSet(self.done)
+        self.committed = RangeSet(self.done)
         self.held: dict[Address, RangeSet] = {}
         self._free = RangeSet([(0, self.total)])
-        for start, stop in self.settled:
+        for start, stop in self.committed:
             self._free.remove(start, stop)
         self._suspect = RangeSet()
 
@@ -111,18 +111,18 @@ class Pool:
 
     @property
     def over(self) -> bool:
-        """Whether every position is settled or skipped; an empty pool has not begun."""
-        return 0 < self.total == len(self.settled)
+        """Whether every position is committed or skipped; an empty pool has not begun."""
+        return 0 < self.total == len(self.committed)
 
-    def draw(self, who: Address, want: int, learners: int) -> list[Range]:
+    def lease(self, who: Address, want: int, learners: int) -> list[Range]:
         """First come, first served; leases shrink with what is left.
 
         Half of an equal share of the rest, so that at the end nobody holds much more than another.
         """
         fair = max(1, self.free // (2 * learners))
-        return self._lend(who, self._free.take(min(want, fair)))
+        return self._lease(who, self._free.take(min(want, fair)))
 
-    def deal(
+    def assign(
         self,
         number: int,
         first: int,
@@ -130,19 +130,21 @@ class Pool:
         share: int,
         rounds: int,
         newcomers: Sequence[Address] = (),
-        sponsor: Address | None = None,
-    ) -> Deal:
-        """Deals up to ``rounds`` rounds to all members."""
+        donor: Address | None = None,
+    ) -> Assignment:
+        """Assigns up to ``rounds`` rounds to all members."""
         ranges = tuple(self._free.take(rounds * share * len(members)))
-        deal = Deal(number, first, share, tuple(members), ranges, tuple(newcomers), sponsor)
-        for round_ in range(deal.rounds):
+        assignment = Assignment(
+            number, first, share, tuple(members), ranges, tuple(newcomers), donor
+        )
+        for round_ in range(assignment.rounds):
             for member in members:
-                self._lend(member, deal.part(round_, member))
-        return deal
+                self._lease(member, assignment.part(round_, member))
+        return assignment
 
-    def settle(self, who: Address, ranges: Iterable[Range]) -> None:
+    def commit(self, who: Address, ranges: Iterable[Range]) -> None:
         """The effect of these positions is in state that survives their learner."""
-        self.counts.settled += self._keep(who, ranges)
+        self.counts.committed += self._keep(who, ranges)
 
     def skip(self, who: Address, ranges: Iterable[Range]) -> None:
         """These were computed, but the step was not taken."""
@@ -164,7 +166,7 @@ class Pool:
         self.give_back(who, list(self.held.get(who, ())), suspect=True)
         self.held.pop(who, None)
 
-    def _lend(self, who: Address, ranges: list[Range]) -> list[Range]:
+    def _lease(self, who: Address, ranges: list[Range]) -> list[Range]:
         held = self.held.setdefault(who, RangeSet())
         for start, stop in ranges:
             held.add(start, stop)
@@ -177,7 +179,7 @@ class Pool:
         for start, stop in ranges:
             for a, b in _common(held, start, stop):
                 held.remove(a, b)
-                self.settled.add(a, b)
+                self.committed.add(a, b)
                 kept += b - a
                 for c, d in _common(self._suspect, a, b):
                     self._suspect.remove(c, d)

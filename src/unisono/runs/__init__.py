@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.runs.metrics import Event, cut_torn_line, format_event, read_metrics
-from unisono.runs.report import write_report
 from unisono.runs.summary import Minibatches, Staleness, Summary
 
 __all__ = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.config import Config, dump, load
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.runs.metrics import Event, cut_torn_line, read_metrics
 from unisono.runs.summary import Summary
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.events import UserError
+from unisono.errors import UserError
 
 Event = dict[str, Any]
 

@@ -26,15 +26,15 @@ class Minibatches(_Part):
 
     Attributes:
         leased: handed to a learner.
-        settled: their effect is in state that survives the learner.
-        returned: given back untrained or unsettled, by a death or an orderly leave.
+        committed: their effect is in state that survives the learner.
+        returned: given back untrained or uncommitted, by a death or an orderly leave.
         redone: trained again after they were returned.
         skipped: trained, but the step was not finite or was skipped by a gradient scaler.
         dropped: trained, but their effect was refused, for example as too stale.
     """
 
     leased: int = 0
-    settled: int = 0
+    committed: int = 0
     returned: int = 0
     redone: int = 0
     skipped: int = 0
@@ -55,7 +55,7 @@ class Staleness(_Part):
     histogram: dict[int, int] = {}
 
 
-class Link(_Part):
+class LinkTraffic(_Part):
     """What one learner sent to another member.
 
     Attributes:
@@ -135,8 +135,8 @@ class Summary(_Part):
     minibatches: Minibatches
     rounds: int
     bytes_sent: int
-    links: list[Link] = []
-    slowest_link: Link | None = None
+    links: list[LinkTraffic] = []
+    slowest_link: LinkTraffic | None = None
     slowest_learner: Slowest | None = None
     late_learners: list[int] = []
     rolled_back: int = 0

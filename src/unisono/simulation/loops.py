@@ -12,10 +12,10 @@ from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.service import Service, serve
 from unisono.coordinator.state import State
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
-from unisono.fabric.kernel import Kernel, Network
-from unisono.fabric.schedules import Schedule
-from unisono.fabric.simulated import SimulatedNode
-from unisono.learner.site import at_site, commit_checkpoint
+from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
+from unisono.fabric.simulated.node import SimulatedNode
+from unisono.fabric.simulated.schedulers import Scheduler
+from unisono.learner.placement import at_placement, commit_checkpoint
 from unisono.simulation.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
 
 
@@ -39,8 +39,8 @@ def run_loops(
     learners: int,
     cost: float = 1.0,
     slowness: Mapping[int, float] | None = None,
-    schedule: Schedule | None = None,
-    network: Network | None = None,
+    scheduler: Scheduler | None = None,
+    network: SimulatedNetwork | None = None,
     timeout: float = 10.0,
     faults: Sequence[Fault] = (),
     limit: float = 1e6,
@@ -69,7 +69,7 @@ def run_loops(
     Raises:
         Stuck: nobody can go on, or ``limit`` passed.
     """
-    loops = _Loops(loop, learners, cost, dict(slowness or {}), schedule, network, timeout, limit)
+    loops = _Loops(loop, learners, cost, dict(slowness or {}), scheduler, network, timeout, limit)
     run = loops.run(faults)
     if check:
         for error in _first_first(run.errors):
@@ -83,8 +83,8 @@ def _first_first(errors: Mapping[int, Exception]) -> list[Exception]:
 
 
 @dataclass
-class _Site:
-    """A simulated learner's place; see ``unisono.learner.site.Site``."""
+class _SimulatedPlacement:
+    """A simulated learner's place; see ``unisono.learner.placement.Placement``."""
 
     loops: _Loops
     number: int
@@ -115,8 +115,8 @@ class _Loops:
         learners: int,
         cost: float,
         slowness: dict[int, float],
-        schedule: Schedule | None,
-        network: Network | None,
+        scheduler: Scheduler | None,
+        network: SimulatedNetwork | None,
         timeout: float,
         limit: float,
     ) -> None:
@@ -125,8 +125,8 @@ class _Loops:
         self._cost = cost
         self._slowness = slowness
         self._timeout = timeout
-        network = network or Network(latency=0.01)
-        self.kernel = Kernel(schedule=schedule, network=network, limit=limit)
+        network = network or SimulatedNetwork(latency=0.01)
+        self.kernel = Kernel(scheduler=scheduler, network=network, limit=limit)
         self._journal = MemoryJournal()
         self._events: list[dict[str, Any]] = []
         self._errors: dict[int, Exception] = {}
@@ -145,12 +145,14 @@ class _Loops:
 
     def _start(self, number: int) -> None:
         node = self.node(learner(number))
-        site = _Site(self, number, self._learners, self._timeout, self._cost, node)
+        placement = _SimulatedPlacement(
+            self, number, self._learners, self._timeout, self._cost, node
+        )
         self.kernel.keep_random_state(node)
 
         def main() -> None:
             try:
-                with at_site(site):
+                with at_placement(placement):
                     self._loop()
             except Exception as error:
                 self._errors[number] = error

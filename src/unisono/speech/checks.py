@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.aside import Reason, SetAside
 from unisono.speech.audio import (
     HIGHEST_RATE,

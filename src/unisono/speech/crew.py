@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from unisono.events import UserError
+from unisono.errors import UserError
 
 State = TypeVar("State")
 Item = TypeVar("Item")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.datadir import read_lines
 
 

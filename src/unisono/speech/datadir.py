@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.aside import Reason, SetAside
 
 _GZIP = b"\x1f\x8b"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from unisono.data import Prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.archives import write_archive
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from unisono.data import Prep, hold_out, write_prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.archives import BadArchiveError, Pointer, index_archive, read_vector
 from unisono.speech.aside import Reason, SetAside
 from unisono.speech.checks import check_data

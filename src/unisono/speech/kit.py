@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.features import Features
 from unisono.speech.gmm import Mixtures
 from unisono.speech.lexicon import Lexicon

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.datadir import read_lines
 
 SILENCE = "SIL"

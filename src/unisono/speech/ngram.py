@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.datadir import read_lines
 
 BEGIN = "<s>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from unisono.events import UserError
+from unisono.errors import UserError
 
 
 def package(name: str) -> Any:

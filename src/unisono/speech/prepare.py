@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.alignment import Aligned, Trainer
 from unisono.speech.aside import Reason
 from unisono.speech.audio import Reader

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.events import UserError
+from unisono.errors import UserError
 
 Frames = NDArray[np.float32]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech import espeak
 from unisono.speech.ctm import Timed
 from unisono.speech.phrases import Words

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.speech.crew import Crew
 from unisono.speech.ctm import Timed, ctm_line
 from unisono.speech.packages import package

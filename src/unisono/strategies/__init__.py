@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
-from unisono.strategies.base import Division
-from unisono.strategies.delay import DelayByOne
+from unisono.strategies.base import Sharding
+from unisono.strategies.delay_by_one import DelayByOne
 from unisono.strategies.gossip import GossipFixed, GossipRandom
-from unisono.strategies.outer import BlockMomentum, Nesterov, Plain, SlowMo
+from unisono.strategies.outer_steps import BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.registry import make, names
-from unisono.strategies.selection import Bid, Everybody, KeepGood, Selection
+from unisono.strategies.selection import AllModels, Candidate, KeepGood, Selection
 from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 
 __all__ = [
+    "AllModels",
     "AllReduce",
     "AveragedServer",
     "Averaging",
-    "Bid",
     "BlockMomentum",
+    "Candidate",
     "DelayByOne",
-    "Division",
-    "Everybody",
     "GossipFixed",
     "GossipRandom",
     "KeepGood",
@@ -29,6 +28,7 @@ __all__ = [
     "Plain",
     "Selection",
     "Server",
+    "Sharding",
     "SlowMo",
     "Solo",
     "make",

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unisono.fabric import Precision, Vector
-from unisono.strategies.agreement import AgreeingParticipant, Contribution
-from unisono.strategies.base import Division, Replica, Terms, Work
+from unisono.strategies.base import Replica, RoundPlan, Sharding, TrainedWork
+from unisono.strategies.engines.sync_rounds import Contribution, SyncParticipant
 
 
-class AllReduceParticipant(AgreeingParticipant):
+class AllReduceParticipant(SyncParticipant):
     """The gradients of all learners, weighted by their examples.
 
     With minibatches of ``n_i`` examples and losses that are means over them,
@@ -28,28 +28,28 @@ class AllReduceParticipant(AgreeingParticipant):
     def __init__(self, replica: Replica, precision: Precision) -> None:
         super().__init__(replica, precision)
         self._gradient: Vector | None = None
-        self._work = Work()
+        self._work = TrainedWork()
         self._mean: Vector | None = None
 
-    def after_backward(self, agreement: int, work: Work, *, accumulate: bool) -> None:
+    def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
         """Replaces the gradients by their mean, unless more are to be accumulated first."""
         self._work.add(work)
         if accumulate:
-            self.rounds = agreement + 1
+            self.rounds = sync_round + 1
             return
         self._gradient = self.replica.gradient()
-        self.agree(agreement)
+        self.sync(sync_round)
         assert self._mean is not None
         self.replica.set_gradient(self._mean)
 
     def after_update(self) -> None:
-        """The work went into the agreement already."""
+        """The work went into the sync round already."""
         self.replica.take_work()
 
     def contribute(self) -> Contribution:
         """The gradients of this step; a stand-in's are nothing, also where all are stand-ins."""
         assert self._gradient is not None
-        work, self._work = self._work, Work()
+        work, self._work = self._work, TrainedWork()
         if work.examples == 0:
             self._gradient.scale(0.0)
         return Contribution(self._gradient, work)
@@ -75,9 +75,9 @@ class AllReduce:
         """The linear rule of large minibatches."""
         return float(learners)
 
-    def terms(self, batch_size: int) -> Terms:
-        """Dealt, one minibatch a round."""
-        return Terms(Division.DEALT, share=1, rounds=64, lockstep=True)
+    def round_plan(self, batch_size: int) -> RoundPlan:
+        """Static sharding, one minibatch a round."""
+        return RoundPlan(Sharding.STATIC, share=1, rounds=64, lockstep=True)
 
     def participant(self, replica: Replica) -> AllReduceParticipant:
         """One learner's part."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from unisono.fabric import Precision, Vector
-from unisono.strategies.agreement import Contribution
-from unisono.strategies.base import Division, Replica, Terms, examples_to_minibatches
-from unisono.strategies.models import ModelParticipant
-from unisono.strategies.outer import Outer, Plain
-from unisono.strategies.selection import Everybody, Selection
+from unisono.strategies.base import Replica, RoundPlan, Sharding, examples_to_minibatches
+from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
+from unisono.strategies.engines.sync_rounds import Contribution
+from unisono.strategies.outer_steps import Outer, Plain
+from unisono.strategies.selection import AllModels, Selection
 
 
-class AveragingParticipant(ModelParticipant):
+class AveragingParticipant(ModelRoundsParticipant):
     """Rounds of local steps.
 
     With x_i the parameters of learner i when the round ends and n_i the examples that it trained
@@ -21,8 +21,8 @@ class AveragingParticipant(ModelParticipant):
 
         mean = sum_i (n_i / sum_j n_j) x_i
 
-    and the outer step makes of it ``agreed``, s, from which the next round starts. Dealt: everybody
-    waits for the round, and x_i = s. Drawn: learners go on computing meanwhile;
+    and the outer step makes of it ``agreed``, s, from which the next round starts. Static sharding: everybody
+    waits for the round, and x_i = s. Dynamic sharding: learners go on computing meanwhile;
     x_i = x_i + (s - snapshot_i), so the steps made since the snapshot stay.
     """
 
@@ -30,7 +30,7 @@ class AveragingParticipant(ModelParticipant):
         super().__init__(replica, settings.precision)
         self._settings = settings
         self.selection = settings.selection
-        self._dealt = settings.division is Division.DEALT
+        self._static = settings.sharding is Sharding.STATIC
 
     def begin(self, agreed: Vector) -> None:
         """An outer step with a fresh memory."""
@@ -38,10 +38,10 @@ class AveragingParticipant(ModelParticipant):
         self._outer = self._settings.outer.begin(agreed)
         self.memory = self._outer.vectors
 
-    def end_of_part(self, agreement: int) -> None:
-        """Dealt: waits for the round, and takes over its result."""
-        if self._dealt:
-            self.agree(agreement)
+    def end_of_round(self, sync_round: int) -> None:
+        """Static sharding: waits for the round, and takes over its result."""
+        if self._static:
+            self.sync(sync_round)
             self.replica.replace(self.agreed)
             if self._settings.restart_optimizer:
                 self.replica.restart_optimizer()
@@ -50,7 +50,7 @@ class AveragingParticipant(ModelParticipant):
         """Takes the outer step; drawn, hands the difference in."""
         with self.lock:
             self._outer.advance(self.agreed, mean, self.replica.learning_rate(), members)
-        if not self._dealt:
+        if not self._static:
             contribution.vector.difference(self.agreed, contribution.vector)
             self.replica.add(contribution.vector)
 
@@ -66,15 +66,15 @@ class Averaging:
 
     every: int = 16384
     """Examples a learner trains between two averages (whole minibatches)."""
-    division: Division = Division.DEALT
-    """``dealt``: a round waits for its slowest; ``drawn``: a round is a quota, nobody waits."""
+    sharding: Sharding = Sharding.STATIC
+    """``static``: a round waits for its slowest; ``drawn``: a round is a quota, nobody waits."""
     outer: Outer = field(default_factory=Plain)
     """``plain``, ``block-momentum``, ``slowmo`` or ``nesterov``."""
     restart_optimizer: bool = False
-    """Whether momentum and the like start anew after each round (dealt)."""
+    """Whether momentum and the like start anew after each round (static sharding)."""
     precision: Precision = Precision.FLOAT32
     """Of changes on their way: ``float32``, or ``bfloat16`` for half the bytes."""
-    selection: Selection = field(default_factory=Everybody)
+    selection: Selection = field(default_factory=AllModels)
     """Whose models go into the mean; in code only, `recipe.*` sets it for a run."""
 
     name: ClassVar[str] = "averaging"
@@ -83,7 +83,7 @@ class Averaging:
     @property
     def waits(self) -> str:
         """Who waits for whom."""
-        if self.division is Division.DRAWN:
+        if self.sharding is Sharding.DYNAMIC:
             return "nobody"
         return f"everybody for the slowest, every {self.every} examples"
 
@@ -98,10 +98,10 @@ class Averaging:
         """A step counts for 1/learners in the mean, so plain averaging multiplies by them."""
         return float(learners) if self.outer.scales_rate else 1.0
 
-    def terms(self, batch_size: int) -> Terms:
+    def round_plan(self, batch_size: int) -> RoundPlan:
         """Rounds of ``every`` examples."""
         share = examples_to_minibatches(self.every, batch_size)
-        return Terms(self.division, share=share, rounds=2)
+        return RoundPlan(self.sharding, share=share, rounds=2)
 
     def participant(self, replica: Replica) -> AveragingParticipant:
         """One learner's part."""

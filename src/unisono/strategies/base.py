@@ -15,44 +15,44 @@ from typing import Any, Protocol, runtime_checkable
 
 from unisono.coordinator.client import Client
 from unisono.fabric import Address, Fabric, Vector
-from unisono.pool.pool import Deal
+from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range
 
 
-class Division(Enum):
+class Sharding(Enum):
     """Who trains what."""
 
-    DEALT = "dealt"
+    STATIC = "static"
     """A function of seed, position and members; a slow learner is waited for."""
-    DRAWN = "drawn"
+    DYNAMIC = "dynamic"
     """First come, first served; the slow draw less."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class RoundPlan:
     """How a strategy wants its learners fed, in minibatches."""
 
-    division: Division
+    sharding: Sharding
     share: int
-    """Minibatches a learner between two agreements."""
+    """Minibatches a learner between two sync rounds."""
     rounds: int
-    """Rounds in a deal."""
-    agrees: bool = True
-    """Whether agreements of all settle the work, or each learner's own word."""
+    """Rounds in an assignment."""
+    commits_by_round: bool = True
+    """Whether sync rounds of all commit the work, or each learner's own word."""
     lockstep: bool = False
     """Whether every learner must make every step, also one for which it has no minibatch."""
     alone: float = 0.0
-    """Drawn: the share of all minibatches, at the start, that one learner trains by itself."""
+    """Dynamic sharding: the share of all minibatches, at the start, that one learner trains by itself."""
 
 
 @dataclass
-class Work:
+class TrainedWork:
     """What a learner has trained: positions, and how many examples they held."""
 
     ranges: list[Range] = field(default_factory=list)
     examples: int = 0
 
-    def add(self, other: Work) -> None:
+    def add(self, other: TrainedWork) -> None:
         """Adds more work."""
         for start, stop in other.ranges:
             if self.ranges and self.ranges[-1][1] == start:
@@ -71,11 +71,11 @@ class Snapshot:
     """Parameters plus pending deltas at one instant, and the work in them since the last one."""
 
     vector: Vector
-    work: Work
+    work: TrainedWork
 
 
 @dataclass
-class Parcel:
+class StateBundle:
     """State that travels or is kept: plain values and named vectors."""
 
     plain: dict[str, Any] = field(default_factory=dict)
@@ -89,11 +89,11 @@ class Updater(Protocol):
         """Takes a step on the slice, with the learning rate of each parameter group."""
         ...
 
-    def state(self) -> Parcel:
+    def state(self) -> StateBundle:
         """Momentum and the like."""
         ...
 
-    def load_state(self, parcel: Parcel) -> None:
+    def load_state(self, bundle: StateBundle) -> None:
         """The inverse of ``state``."""
         ...
 
@@ -126,7 +126,7 @@ class Replica(Protocol):
         """
         ...
 
-    def take_work(self) -> Work:
+    def take_work(self) -> TrainedWork:
         """The trained work that no snapshot has taken yet; for strategies that share gradients."""
         ...
 
@@ -170,11 +170,11 @@ class Replica(Protocol):
         """Forgets the optimizer's state (momentum and the like); own thread."""
         ...
 
-    def export(self, *, optimizer: bool) -> Parcel:
+    def export(self, *, optimizer: bool) -> StateBundle:
         """The learner's whole state for a newcomer; own thread, or any with ``optimizer`` off."""
         ...
 
-    def take_over(self, parcel: Parcel) -> None:
+    def take_over(self, bundle: StateBundle) -> None:
         """The inverse of ``export``; own thread."""
         ...
 
@@ -201,15 +201,15 @@ class Participant:
     def start(self) -> None:
         """Before the first minibatch; the learner has joined. May spawn activities."""
 
-    def enter(self, deal: Deal | None) -> bool:
-        """Dealt: a new deal begins. Drawn (None): the learner begins. Newcomers get their state.
+    def enter(self, assignment: Assignment | None) -> bool:
+        """Static sharding: a new assignment begins. Dynamic sharding (None): the learner begins. Newcomers get their state.
 
         Returns False if the run was over before the learner could get in.
         """
         return True
 
-    def after_backward(self, agreement: int, work: Work, *, accumulate: bool) -> None:
-        """Gradients are there. Dealt: they belong to the round that ends with ``agreement``."""
+    def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
+        """Gradients are there. Static sharding: they belong to the round that ends with ``sync_round``."""
 
     def before_update(self) -> bool:
         """The optimizer is about to step; False: the strategy steps for it, somewhere else."""
@@ -218,32 +218,32 @@ class Participant:
     def after_update(self) -> None:
         """The optimizer has stepped, and pending deltas were added."""
 
-    def end_of_part(self, agreement: int) -> None:
-        """Dealt: this learner has trained its part of the round."""
+    def end_of_round(self, sync_round: int) -> None:
+        """Static sharding: this learner has trained its part of the round."""
 
     def flush(self) -> None:
-        """There is no lease to be had while some are unsettled: share what was trained."""
+        """There is no lease to be had while some are uncommitted: share what was trained."""
 
     def finish(self, leader: Address | None) -> None:
-        """Everything is settled, and ``leader`` sees to the model; called before leaving."""
+        """Everything is committed, and ``leader`` sees to the model; called before leaving."""
 
     def consensus(self) -> Vector | None:
         """The one model that the strategy hands out; None: the learner's own parameters."""
         return None
 
-    def state(self) -> Parcel:
+    def state(self) -> StateBundle:
         """What must be in a checkpoint, and what a newcomer needs."""
-        return Parcel()
+        return StateBundle()
 
-    def load_state(self, parcel: Parcel) -> None:
+    def load_state(self, bundle: StateBundle) -> None:
         """The inverse of ``state``."""
 
-    def restore(self, parcel: Parcel) -> None:
-        """As ``load_state``, from a checkpoint or a sponsor: the parameters may have to follow."""
-        self.load_state(parcel)
+    def restore(self, bundle: StateBundle) -> None:
+        """As ``load_state``, from a checkpoint or a donor: the parameters may have to follow."""
+        self.load_state(bundle)
 
-    def take_checkpoint(self) -> tuple[int, Parcel] | None:
-        """Drawn: the agreement that is to be kept and the state at it, once."""
+    def take_checkpoint(self) -> tuple[int, StateBundle] | None:
+        """Dynamic sharding: the sync round that is to be kept and the state at it, once."""
         return None
 
 
@@ -293,7 +293,7 @@ class Strategy(Protocol):
         """The rule as a number: by what a rate that is right for one learner is multiplied."""
         ...
 
-    def terms(self, batch_size: int) -> Terms:
+    def round_plan(self, batch_size: int) -> RoundPlan:
         """How learners are to be fed."""
         ...
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.fabric import Address, Precision
 from unisono.pool.order import Order
-from unisono.strategies.base import Division, Replica, Terms, examples_to_minibatches
-from unisono.strategies.exchange import ExchangingParticipant
+from unisono.strategies.base import Replica, RoundPlan, Sharding, examples_to_minibatches
+from unisono.strategies.engines.pairwise import PairwiseParticipant
 from unisono.strategies.mixing import Mixing, complete, ring
 
 
-class FixedRing(ExchangingParticipant):
+class FixedRing(PairwiseParticipant):
     """Asks its two neighbours in the members' order, in turns.
 
     Both ends of an edge begin exchanges on it, so that an edge beside a slow learner is not slow.
@@ -25,7 +25,7 @@ class FixedRing(ExchangingParticipant):
         return members[(members.index(self.fabric.address) + step) % len(members)]
 
 
-class RandomRing(ExchangingParticipant):
+class RandomRing(PairwiseParticipant):
     """Asks its neighbour on a ring that is drawn anew for each round, from a seed that all share.
 
     The rings of a round are the same for all who are in it; nobody waits for the others to come to
@@ -63,10 +63,10 @@ class _Gossip:
         """As for averaging: a step counts for 1/learners in the mean."""
         return float(learners)
 
-    def terms(self, batch_size: int) -> Terms:
-        """Drawn; each settles by its own word."""
+    def round_plan(self, batch_size: int) -> RoundPlan:
+        """Dynamic sharding; each commits by its own word."""
         share = examples_to_minibatches(self.every, batch_size)
-        return Terms(Division.DRAWN, share=share, rounds=1, agrees=False)
+        return RoundPlan(Sharding.DYNAMIC, share=share, rounds=1, commits_by_round=False)
 
     def mixing(self, learners: int) -> Mixing:
         """Which pairs exchange, as a mixing matrix."""

@@ -35,7 +35,7 @@ class Mixing:
     shrinks at least by the *gap* 1 - lambda_2 an exchange, on average.
 
     While learners train, each moves by delta (root mean square, in its own direction) between two
-    exchanges that it begins; so n exchanges meet n moves. The second moments C = E[e e^T] settle at
+    exchanges that it begins; so n exchanges meet n moves. The second moments C = E[e e^T] commit at
 
         C = mean over edges of W C W + (delta^2 / n) (I - 1 1^T / n)
 

@@ -9,13 +9,13 @@ from enum import Enum
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Strategy
-from unisono.strategies.delay import DelayByOne
+from unisono.strategies.delay_by_one import DelayByOne
 from unisono.strategies.gossip import GossipFixed, GossipRandom
-from unisono.strategies.outer import OUTERS
+from unisono.strategies.outer_steps import OUTERS
 from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 

@@ -9,11 +9,11 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Bid:
+class Candidate:
     """What a learner says of the model that it brings."""
 
     examples: int
-    """Trained since the last agreement."""
+    """Trained since the last sync round."""
     objective: float | None
     """How well it did on them, larger is better; None: it does not say."""
 
@@ -25,7 +25,7 @@ class Selection(Protocol):
         """How well this learner did since it was last asked; on the agent's activity."""
         ...
 
-    def weights(self, bids: Sequence[Bid], agreement: int) -> list[float]:
+    def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
         """The weight of each model; those of all are divided by their sum.
 
         A learner that trained and gets 0 is left out: it goes on from what the others agreed on,
@@ -35,16 +35,16 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class Everybody:
+class AllModels:
     """All models, weighted by the examples trained."""
 
     def objective(self) -> float | None:
         """Nobody asks for it."""
         return None
 
-    def weights(self, bids: Sequence[Bid], agreement: int) -> list[float]:
+    def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
         """The examples."""
-        return [float(bid.examples) for bid in bids]
+        return [float(candidate.examples) for candidate in candidates]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class KeepGood:
     While a model changes fast, the mean of several is worse than each of them; and one learner that
     has diverged spoils the mean of all. With f_i the objective of learner i,
 
-        agreement 0, if best_first:   the first i with f_i = max f
+        sync round 0, if best_first:   the first i with f_i = max f
         later, if gap > 0:            all i with f_i >= max f - gap
 
     weighted by their examples. A learner that trained nothing has no say; if nobody says anything
@@ -66,24 +66,28 @@ class KeepGood:
     gap: float = 1.0
     """How far behind the best a learner may be; 0: any distance."""
     best_first: bool = True
-    """Whether the first agreement keeps the best model alone."""
+    """Whether the first sync round keeps the best model alone."""
 
     def objective(self) -> float | None:
         """As ``tell`` says."""
         return self.tell()
 
-    def weights(self, bids: Sequence[Bid], agreement: int) -> list[float]:
+    def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
         """Examples of those who are kept, and 0 for the others."""
         said = [
-            bid.objective
-            if bid.examples > 0 and bid.objective is not None and math.isfinite(bid.objective)
+            candidate.objective
+            if candidate.examples > 0
+            and candidate.objective is not None
+            and math.isfinite(candidate.objective)
             else -math.inf
-            for bid in bids
+            for candidate in candidates
         ]
         best = max(said)
         if best == -math.inf:
-            return [float(bid.examples) for bid in bids]
-        if agreement == 0 and self.best_first:
-            return [float(place == said.index(best)) for place in range(len(bids))]
+            return [float(candidate.examples) for candidate in candidates]
+        if sync_round == 0 and self.best_first:
+            return [float(place == said.index(best)) for place in range(len(candidates))]
         least = best - self.gap if self.gap > 0 else -math.inf
-        return [float(b.examples) if f >= least else 0.0 for b, f in zip(bids, said, strict=True)]
+        return [
+            float(b.examples) if f >= least else 0.0 for b, f in zip(candidates, said, strict=True)
+        ]

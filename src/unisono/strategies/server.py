@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.events import UserError
-from unisono.strategies.base import Division, Replica, Terms
-from unisono.strategies.serving import ServerParticipant
+from unisono.errors import UserError
+from unisono.strategies.base import Replica, RoundPlan, Sharding
+from unisono.strategies.engines.server_worker import ServerParticipant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +69,13 @@ class Server:
         """
         return 2 * learners - 1 if self.overlap else learners - 1
 
-    def terms(self, batch_size: int) -> Terms:
-        """Drawn; each settles by its own word."""
-        return Terms(
-            Division.DRAWN,
+    def round_plan(self, batch_size: int) -> RoundPlan:
+        """Dynamic sharding; each commits by its own word."""
+        return RoundPlan(
+            Sharding.DYNAMIC,
             share=4 * self.push_every,
             rounds=1,
-            agrees=False,
+            commits_by_round=False,
             alone=self.warm_start,
         )
 

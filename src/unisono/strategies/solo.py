@@ -5,41 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.events import UserError
-from unisono.pool.pool import Deal
-from unisono.strategies.base import Division, Participant, Replica, Terms, Work
+from unisono.errors import UserError
+from unisono.pool.pool import Assignment
+from unisono.strategies.base import Participant, Replica, RoundPlan, Sharding, TrainedWork
 
 
 class SoloParticipant(Participant):
-    """Nobody to agree with: each update settles its own work."""
+    """Nobody to agree with: each update commits its own work."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
-        self._unsettled = Work()
+        self._uncommitted = TrainedWork()
 
-    def enter(self, deal: Deal | None) -> bool:
-        """Refuses company, and settles what was trained in the deal before."""
-        if deal is not None and len(deal.members) > 1:
+    def enter(self, assignment: Assignment | None) -> bool:
+        """Refuses company, and commits what was trained in the assignment before."""
+        if assignment is not None and len(assignment.members) > 1:
             raise UserError(
-                f"solo is for one learner and there are {len(deal.members)}: "
+                f"solo is for one learner and there are {len(assignment.members)}: "
                 "choose another strategy, for example averaging"
             )
-        self._settle()
+        self._commit()
         return True
 
     def after_update(self) -> None:
         """The update is the commit point."""
-        self._unsettled.add(self.replica.take_work())
+        self._uncommitted.add(self.replica.take_work())
 
     def flush(self) -> None:
         """Settles."""
-        self._settle()
+        self._commit()
 
-    def _settle(self) -> None:
-        if self._unsettled.ranges:
-            self.client.tell("settle", notes={str(self.fabric.address): self._unsettled.note()})
-            self.replica.record(settled=self._unsettled.note())
-            self._unsettled = Work()
+    def _commit(self) -> None:
+        if self._uncommitted.ranges:
+            self.client.tell("commit", notes={str(self.fabric.address): self._uncommitted.note()})
+            self.replica.record(committed=self._uncommitted.note())
+            self._uncommitted = TrainedWork()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class Solo:
         """One."""
         return 1.0
 
-    def terms(self, batch_size: int) -> Terms:
-        """Dealt, in blocks of some 16,000 examples."""
+    def round_plan(self, batch_size: int) -> RoundPlan:
+        """Static sharding, in blocks of some 16,000 examples."""
         rounds = max(16, 16384 // batch_size)
-        return Terms(Division.DEALT, share=1, rounds=rounds, agrees=False)
+        return RoundPlan(Sharding.STATIC, share=1, rounds=rounds, commits_by_round=False)
 
     def participant(self, replica: Replica) -> SoloParticipant:
         """One learner's part."""

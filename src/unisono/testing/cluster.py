@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from unisono.coordinator.state import State
 from unisono.fabric import Fabric
-from unisono.learner.plan import Minibatch
+from unisono.learner.planner import Minibatch
 from unisono.pool.ranges import Range
 from unisono.strategies.base import Strategy
 from unisono.testing.coverage import Coverage
@@ -46,13 +46,13 @@ class Cluster:
     prefetch: int = 2
     slowness: Mapping[int, float] = field(default_factory=dict)
     """How many times longer a minibatch takes at a learner."""
-    settled: Sequence[Range] = ()
-    """Positions that were settled before: a run that goes on."""
+    committed: Sequence[Range] = ()
+    """Positions that were committed before: a run that goes on."""
     timeout: float = 10.0
     """Seconds until a silent learner is declared dead."""
 
     def run(self) -> ToyRun:
-        """Runs to the end; raises ``Stuck`` if there is none."""
+        """Runs to the end; raises ``DeadlockError`` if there is none."""
         raise NotImplementedError
 
     def toy(self, fabric: Fabric, coverage: Coverage) -> ToyLearner:
@@ -70,6 +70,6 @@ class Cluster:
             rate=self.rate,
             timeout=self.timeout,
             prefetch=self.prefetch,
-            settled=self.settled,
+            committed=self.committed,
             before_step=before_step,
         )

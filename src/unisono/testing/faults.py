@@ -14,7 +14,7 @@ __all__ = [
     "KillCoordinator",
     "Pause",
     "draw_faults",
-    "struck",
+    "learners_hit",
 ]
 
 
@@ -44,6 +44,6 @@ def draw_faults(source: random.Random, learners: int, span: float) -> list[Fault
     return faults
 
 
-def struck(faults: list[Fault]) -> set[int]:
+def learners_hit(faults: list[Fault]) -> set[int]:
     """The learners that lose their place, or may."""
     return {fault.number for fault in faults if isinstance(fault, Kill | Pause | Cut)}

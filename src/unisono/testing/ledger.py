@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from unisono.fabric import TensorVector, Vector
 from unisono.pool.ranges import Range
-from unisono.strategies.base import Parcel, Participant, Replica, Snapshot, Strategy, Work
+from unisono.strategies.base import (
+    Participant,
+    Replica,
+    Snapshot,
+    StateBundle,
+    Strategy,
+    TrainedWork,
+)
 
 Numbers = NDArray[np.float64]
 
@@ -72,7 +79,9 @@ class Ledger:
 
     entries: list[Entry] = field(default_factory=list)
 
-    def write(self, kind: Kind, vector: Vector, round_: int = 0, work: Work | None = None) -> None:
+    def write(
+        self, kind: Kind, vector: Vector, round_: int = 0, work: TrainedWork | None = None
+    ) -> None:
         """Adds a line with a copy of the vector."""
         weight = 0 if work is None else work.examples
         ranges = () if work is None else tuple(work.ranges)
@@ -101,7 +110,7 @@ class LedgerReplica:
         self._replica = replica
         self._ledger = ledger
         self.participant: Participant | None = None
-        self.work = Work()
+        self.work = TrainedWork()
         """What the current gradient was computed on."""
 
     def __getattr__(self, name: str) -> Any:
@@ -141,10 +150,10 @@ class LedgerReplica:
         self._replica.set_gradient(value)
         self._ledger.write(Kind.SET_GRADIENT, value, self._round)
 
-    def take_over(self, parcel: Parcel) -> None:
+    def take_over(self, bundle: StateBundle) -> None:
         """Written down."""
-        parameters = parcel.vectors["parameters"].copy()
-        self._replica.take_over(parcel)
+        parameters = bundle.vectors["parameters"].copy()
+        self._replica.take_over(bundle)
         self._ledger.write(Kind.BEGIN, parameters)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unisono.fabric import Address
 
-LIVES = 4
+INCARNATIONS = 4
 """Incarnations of one learner that ``Marks`` can tell apart."""
 
 
@@ -130,7 +130,7 @@ class Marks:
     @property
     def dimension(self) -> int:
         """A coordinate for each position and each life of each learner."""
-        return self.total * self.learners * LIVES
+        return self.total * self.learners * INCARNATIONS
 
     def start(self, number: int) -> torch.Tensor:
         """No marks."""
@@ -143,10 +143,10 @@ class Marks:
     def gradient(
         self, x: torch.Tensor, data: torch.Tensor, who: Address, step: int
     ) -> torch.Tensor:
-        """The mark of this position in this life."""
+        """The mark of this position in this incarnation."""
         gradient = torch.zeros_like(x)
-        life = who.number * LIVES + who.incarnation
-        gradient.view(self.total, -1)[int(data), life] = -1 / self.rate
+        incarnation = who.number * INCARNATIONS + who.incarnation
+        gradient.view(self.total, -1)[int(data), incarnation] = -1 / self.rate
         return gradient
 
     def read(self, consensus: NDArray[np.float64]) -> NDArray[np.float64]:

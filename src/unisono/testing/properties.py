@@ -10,7 +10,7 @@ A test of a strategy is one line::
 ``make`` is called anew for each run. The strategy should be set to short rounds (toy minibatches
 have at most four examples), or no round would end. A check raises ``AssertionError``; where a seed
 led to it, the text names the seed and the call that replays it. A run without faults that cannot
-end raises ``Stuck``, and says who waits where.
+end raises ``DeadlockError``, and says who waits where.
 
 Each check can be run alone, and on another fabric, for example on real threads::
 
@@ -36,13 +36,13 @@ import numpy as np
 
 from unisono.coordinator.client import Abandoned
 from unisono.fabric import Cancelled
-from unisono.fabric.kernel import Network
-from unisono.fabric.schedules import Seeded
-from unisono.strategies.base import Division, Strategy
+from unisono.fabric.simulated.kernel import SimulatedNetwork
+from unisono.fabric.simulated.schedulers import SeededScheduler
+from unisono.strategies.base import Sharding, Strategy
 from unisono.strategies.solo import Solo
-from unisono.testing import laws
+from unisono.testing import invariants
 from unisono.testing.cluster import Cluster, ToyRun
-from unisono.testing.faults import Fault, Join, Kill, draw_faults, struck
+from unisono.testing.faults import Fault, Join, Kill, draw_faults, learners_hit
 from unisono.testing.ledger import Numbers
 from unisono.testing.losses import Marks, OneTarget, Targets, Throw
 from unisono.testing.simulated import ToyCluster
@@ -79,22 +79,22 @@ class Promises:
 PLAIN = Promises()
 
 
-def check_strategy(make: Make, *, schedules: int = 200, promises: Promises = PLAIN) -> None:
+def check_strategy(make: Make, *, schedulers: int = 200, promises: Promises = PLAIN) -> None:
     """The whole suite in simulation: the checks below, then random schedules with faults."""
     check_on(ToyCluster, make, promises=promises)
     if promises.keeps_mean:
         check_mean(make, on=_slow_network, promises=promises)
     if promises.mixes:
         check_contraction(make, promises=promises)
-    if _division(make) is Division.DEALT:
+    if _sharding(make) is Sharding.STATIC:
         check_repeats(make, promises=promises)
     check_newcomer(make, promises=promises)
-    check_schedules(make, range(schedules), promises=promises)
+    check_schedules(make, range(schedulers), promises=promises)
 
 
 def _slow_network(**settings: Any) -> ToyCluster:
     """Messages take longer than minibatches: a round goes on over several steps."""
-    return ToyCluster(network=Network(latency=1.3), **settings)
+    return ToyCluster(network=SimulatedNetwork(latency=1.3), **settings)
 
 
 def check_on(on: Callable[..., Cluster], make: Make, *, promises: Promises = PLAIN) -> None:
@@ -103,10 +103,10 @@ def check_on(on: Callable[..., Cluster], make: Make, *, promises: Promises = PLA
         check_alone(make, on=on)
     if promises.keeps_mean:
         check_mean(make, on=on, promises=promises)
-    if promises.follows and _division(make) is Division.DEALT:
+    if promises.follows and _sharding(make) is Sharding.STATIC:
         check_equal_data(make, on=on)
     for learners in (1, 2, 4):
-        check_settling(make, learners, on=on, promises=promises)
+        check_commits(make, learners, on=on, promises=promises)
 
 
 def check_alone(make: Make, *, on: Callable[..., Cluster] = ToyCluster) -> None:
@@ -144,13 +144,13 @@ def check_mean(
             rate=0.4,
             slowness=slowness,
         ).run()
-        laws.nothing_lost(run)
-        largest = laws.sum_kept(run) if promises.pairs else laws.mean_kept(run)
+        invariants.nothing_lost(run)
+        largest = invariants.sum_kept(run) if promises.pairs else invariants.mean_kept(run)
         assert largest > 1.0, f"no round moved a learner (the largest movement was {largest:.3g})"
 
 
 def check_equal_data(make: Make, *, on: Callable[..., Cluster] = ToyCluster) -> None:
-    """Dealt, equal data, no noise: a round changes nothing, and all are where one alone would be.
+    """Static sharding, equal data, no noise: a round changes nothing, and all are where one alone would be.
 
     In a whole round each learner makes as many steps as the others; alone, a learner makes the same
     steps, one after the other.
@@ -163,12 +163,12 @@ def check_equal_data(make: Make, *, on: Callable[..., Cluster] = ToyCluster) -> 
     for result in run.survivors:
         assert result.final is not None and expected is not None
         difference = np.abs(result.final - expected).max()
-        assert difference <= laws.TOLERANCE, (
+        assert difference <= invariants.TOLERANCE, (
             f"{result.address.name} is {difference:.3g} from where one alone is after {steps} steps"
         )
 
 
-def check_settling(
+def check_commits(
     make: Make,
     learners: int,
     *,
@@ -186,7 +186,7 @@ def check_settling(
 def check_contraction(make: Make, *, promises: Promises = PLAIN) -> None:
     """Thrown apart, learners come together again, also beside one that is much slower.
 
-    Drawn, its minibatch takes as long as two rounds of the others: what they hand to it waits while
+    Dynamic sharding, its minibatch takes as long as two rounds of the others: what they hand to it waits while
     the next round begins.
     """
     learners, share = 4, _share(make)
@@ -198,15 +198,15 @@ def check_contraction(make: Make, *, promises: Promises = PLAIN) -> None:
         slowness={0: 5.0 * share},
     ).run()
     if promises.pairs:
-        laws.pairs_contract(run)
+        invariants.pairs_contract(run)
     else:
-        laws.contracts(run, learners)
+        invariants.contracts(run, learners)
 
 
 def check_repeats(
     make: Make, seeds: Iterable[int] = range(5), *, promises: Promises = PLAIN
 ) -> None:
-    """Dealt: all members have the same bits, and these do not depend on who was faster."""
+    """Static sharding: all members have the same bits, and these do not depend on who was faster."""
     first: Numbers | None = None
     for seed in seeds:
         run = ToyCluster(
@@ -214,12 +214,12 @@ def check_repeats(
             learners=3,
             total=3 * _share(make) * 4,
             loss=Targets(dimension=50, distance=3.0),
-            schedule=Seeded(seed),
+            scheduler=SeededScheduler(seed),
             slowness={seed % 3: 4.0},
         ).run()
-        laws.same_consensus(run, exactly=True)
+        invariants.same_consensus(run, exactly=True)
         if promises.ends_equal:
-            laws.same_end(run, exactly=True)
+            invariants.same_end(run, exactly=True)
         final = run.survivors[0].final
         assert final is not None
         first = final if first is None else first
@@ -232,14 +232,14 @@ def check_repeats(
 def check_newcomer(make: Make, *, promises: Promises = PLAIN) -> None:
     """A learner comes late, and the one that handed its state to it dies soon after.
 
-    What the sponsor had trained, and nobody had agreed on, is lost with it and must not live on in
+    What the donor had trained, and nobody had agreed on, is lost with it and must not live on in
     the newcomer.
     """
     learners = 2
     total = learners * _share(make) * 8
     marks = Marks(total, learners + 1, _RATE)
     for at in (2.6, 3.6, 4.6, 5.6):
-        for life in (2.6, 3.2, 3.8, 4.4):
+        for incarnation in (2.6, 3.2, 3.8, 4.4):
             run = ToyCluster(
                 strategy=make(),
                 learners=learners,
@@ -247,8 +247,8 @@ def check_newcomer(make: Make, *, promises: Promises = PLAIN) -> None:
                 loss=marks,
                 rate=_RATE,
                 prefetch=0,
-                network=Network(latency=0.3),
-                faults=[Join(at, learners), Kill(at + life, 0)],
+                network=SimulatedNetwork(latency=0.3),
+                faults=[Join(at, learners), Kill(at + incarnation, 0)],
             ).run()
             _check_end(run, marks, make, promises, calm=False)
 
@@ -270,7 +270,7 @@ def check_schedule(
         run = scenario.cluster.run()
         _check_end(run, scenario.marks, make, promises, calm=not scenario.faults)
     except Exception as error:
-        if _nobody_left(error) and len(struck(scenario.faults)) >= scenario.cluster.learners:
+        if _nobody_left(error) and len(learners_hit(scenario.faults)) >= scenario.cluster.learners:
             return
         raise AssertionError(
             f"seed {seed}: {type(error).__name__}: {error} "
@@ -305,8 +305,8 @@ def draw_scenario(make: Make, seed: int, *, faults: bool) -> Scenario:
         rate=_RATE,
         prefetch=source.choice([0, 2]),
         slowness=slowness,
-        schedule=Seeded(seed),
-        network=Network(latency=source.choice([0.01, 0.01, 0.4, 1.7])),
+        scheduler=SeededScheduler(seed),
+        network=SimulatedNetwork(latency=source.choice([0.01, 0.01, 0.4, 1.7])),
         faults=trouble,
     )
     return Scenario(cluster, marks, trouble)
@@ -317,7 +317,7 @@ def check_same(
 ) -> None:
     """Two strategies lead to the same model on the same data: one is a special case of the other.
 
-    For dealt strategies with rounds of the same length.
+    For strategies with static sharding with rounds of the same length.
     """
     total = learners * _share(one) * rounds + 1
     runs = [
@@ -327,26 +327,26 @@ def check_same(
     ours, theirs = (cluster.run().survivors[0].consensus for cluster in runs)
     assert ours is not None and theirs is not None
     difference = np.abs(ours - theirs).max()
-    assert difference <= (0.0 if exactly else laws.TOLERANCE), (
+    assert difference <= (0.0 if exactly else invariants.TOLERANCE), (
         f"{one()!r} and {other()!r} differ by {difference:.3g}"
     )
 
 
 def _check_end(run: ToyRun, marks: Marks, make: Make, promises: Promises, *, calm: bool) -> None:
-    exactly = _division(make) is Division.DEALT
-    assert run.survivors, "everything is settled, and nobody has the model"
-    laws.all_settled(run)
-    laws.all_trained(run, calm=calm)
-    laws.nothing_lost(run)
-    laws.same_consensus(run, exactly=exactly)
+    exactly = _sharding(make) is Sharding.STATIC
+    assert run.survivors, "everything is committed, and nobody has the model"
+    invariants.all_committed(run)
+    invariants.all_trained(run, calm=calm)
+    invariants.nothing_lost(run)
+    invariants.same_consensus(run, exactly=exactly)
     if promises.ends_equal:
-        laws.same_end(run, exactly=exactly)
-    laws.kept_once(run, marks, loses_after=promises.loses_after)
+        invariants.same_end(run, exactly=exactly)
+    invariants.kept_once(run, marks, loses_after=promises.loses_after)
     if calm and promises.keeps_mean:
         if promises.pairs:
-            laws.sum_kept(run)
+            invariants.sum_kept(run)
         else:
-            laws.mean_kept(run)
+            invariants.mean_kept(run)
 
 
 def _nobody_left(error: BaseException) -> bool:
@@ -355,12 +355,12 @@ def _nobody_left(error: BaseException) -> bool:
     return isinstance(cause, Abandoned) and "had the model" in cause.traceback
 
 
-def _division(make: Make) -> Division:
-    return make().terms(BATCH).division
+def _sharding(make: Make) -> Sharding:
+    return make().round_plan(BATCH).sharding
 
 
 def _share(make: Make) -> int:
-    share = make().terms(BATCH).share
+    share = make().round_plan(BATCH).share
     assert share <= _LONGEST_ROUND, (
         f"a round of {share} minibatches is too long for the suite: set the strategy to rounds of "
         f"at most {_LONGEST_ROUND} minibatches of {BATCH} examples"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from unisono.coordinator.journal import Journal, MemoryJournal
 from unisono.coordinator.service import Service, serve
 from unisono.fabric import COORDINATOR, Address, learner
-from unisono.fabric.kernel import Kernel, Network
-from unisono.fabric.schedules import Exhaustive, Schedule
-from unisono.fabric.simulated import SimulatedNode
+from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
+from unisono.fabric.simulated.node import SimulatedNode
+from unisono.fabric.simulated.schedulers import ExhaustiveScheduler, Scheduler
 from unisono.testing.cluster import Cluster, ToyRun
 from unisono.testing.coverage import Coverage
 from unisono.testing.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
@@ -23,18 +23,18 @@ __all__ = ["Cut", "Fault", "Join", "Kill", "KillCoordinator", "Pause", "ToyClust
 class ToyCluster(Cluster):
     """A simulated cluster of toy learners. A minibatch takes one second."""
 
-    schedule: Schedule | None = None
-    network: Network = field(default_factory=lambda: Network(latency=0.01))
+    scheduler: Scheduler | None = None
+    network: SimulatedNetwork = field(default_factory=lambda: SimulatedNetwork(latency=0.01))
     faults: Sequence[Fault] = ()
     limit: float = 5000.0
     """Virtual seconds after which a run counts as stuck."""
     journal: Journal = field(default_factory=MemoryJournal)
 
     def run(self) -> ToyRun:
-        """Runs to the end; raises ``Stuck`` if there is none."""
-        self.kernel = Kernel(schedule=self.schedule, network=self.network, limit=self.limit)
+        """Runs to the end; raises ``DeadlockError`` if there is none."""
+        self.kernel = Kernel(scheduler=self.scheduler, network=self.network, limit=self.limit)
         # Where all orders are walked nothing dies unseen, and timers would only multiply them.
-        self._patient = isinstance(self.schedule, Exhaustive)
+        self._patient = isinstance(self.scheduler, ExhaustiveScheduler)
         self._toys: list[ToyLearner] = []
         self._coverage = Coverage()
         self._start_coordinator()
@@ -73,14 +73,14 @@ class ToyCluster(Cluster):
         node = self._node(learner(number))
         toy = self.toy(node, self._coverage)
         toy.heartbeats = not self._patient
-        toy.rebirth = self._rebirth
+        toy.rebirth = self._rejoin
         self._toys.append(toy)
         self.kernel.main(node, toy.run)
 
     def _node(self, address: Address) -> SimulatedNode:
         return SimulatedNode(self.kernel, address, self.slowness.get(address.number, 1.0))
 
-    def _rebirth(self, address: Address) -> SimulatedNode:
+    def _rejoin(self, address: Address) -> SimulatedNode:
         node = self._node(address)
         self.kernel.adopt(node)
         return node

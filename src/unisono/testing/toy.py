@@ -15,10 +15,10 @@ import torch
 
 from unisono.coordinator.client import CoordinatorLost, Refused
 from unisono.fabric import Address, Cancelled, Fabric, TensorVector, Vector
-from unisono.learner.plan import Minibatch
+from unisono.learner.planner import Minibatch
 from unisono.learner.session import Session, Task
 from unisono.pool.ranges import Range
-from unisono.strategies.base import Parcel, Strategy, Work
+from unisono.strategies.base import StateBundle, Strategy, TrainedWork
 from unisono.testing.ledger import Kind, Ledger, Ledgered, Numbers, numbers
 from unisono.testing.losses import Loss, Targets
 
@@ -98,11 +98,11 @@ class ToyUpdater:
         change.scale(-rates[0])
         self.values.add(cast("TensorVector", change))
 
-    def state(self) -> Parcel:
+    def state(self) -> StateBundle:
         """There is no state."""
-        return Parcel()
+        return StateBundle()
 
-    def load_state(self, parcel: Parcel) -> None:
+    def load_state(self, bundle: StateBundle) -> None:
         """There is no state."""
 
 
@@ -129,11 +129,11 @@ class ToyOptimizer:
     def restart(self) -> None:
         """There is no state."""
 
-    def export(self) -> Parcel:
+    def export(self) -> StateBundle:
         """There is no state."""
-        return Parcel()
+        return StateBundle()
 
-    def take_over(self, parcel: Parcel) -> None:
+    def take_over(self, bundle: StateBundle) -> None:
         """There is no state."""
 
 
@@ -142,7 +142,7 @@ class Result:
     """What a learner leaves behind; plain data, so that it can come from another process."""
 
     address: Address
-    """The learner, in its last life."""
+    """The learner, in its last incarnation."""
     steps: list[int] = field(default_factory=list)
     """The positions that it trained, in order, over all its lives."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -169,8 +169,8 @@ class ToyLearner:
     timeout: float = 10.0
     heartbeats: bool = True
     prefetch: int = 0
-    settled: Sequence[Range] = ()
-    """Positions that were settled before: a run that goes on."""
+    committed: Sequence[Range] = ()
+    """Positions that were committed before: a run that goes on."""
     rebirth: Callable[[Address], Fabric] | None = None
     """Makes the node of the next incarnation."""
     before_step: Callable[[ToyLearner, Minibatch], None] | None = None
@@ -199,7 +199,7 @@ class ToyLearner:
                 if not isinstance(reason, Refused) or self.rebirth is None:
                     raise
             self.fabric.close()
-            self.fabric = self.rebirth(self.fabric.address.reborn())
+            self.fabric = self.rebirth(self.fabric.address.next_incarnation())
             self.result.address = self.fabric.address
 
     def _live(self) -> None:
@@ -249,7 +249,7 @@ class ToyLearner:
             load=lambda m: self.loss.load(m.position),
             examples=lambda m: examples(m.position),
             prefetch=self.prefetch,
-            settled=self.settled,
+            committed=self.committed,
         )
 
     def _backward(self, data: torch.Tensor) -> None:
@@ -272,8 +272,8 @@ class ToyLearner:
         self.result.ledger.write(Kind.STEP, change)
 
 
-def _work(minibatch: Minibatch) -> Work:
+def _work(minibatch: Minibatch) -> TrainedWork:
     if minibatch.stand_in:
-        return Work()
+        return TrainedWork()
     position = minibatch.position
-    return Work([(position, position + 1)], examples(position))
+    return TrainedWork([(position, position + 1)], examples(position))

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from unisono.data import synthesise
-from unisono.events import UserError
-from unisono.training.ways import WAYS
+from unisono.errors import UserError
+from unisono.training.contenders import CONTENDERS
 
 _CEILING = {"solo": "bare", "bare": "bare"}
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One way: its rate, and its ratio to its ceiling."""
 
     name: str
@@ -69,17 +69,17 @@ class Bench:
             )
         return lines
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[BenchRow]:
         """Runs the processes, and reduces what they measured."""
         samples = self._measure()
         rows = []
-        for way in WAYS:
+        for way in CONTENDERS:
             ceiling = samples[_CEILING.get(way.name, "independent")]
             mine = samples[way.name]
             pairs = zip(mine, ceiling, strict=True)
             ratios = sorted(m["steps"] / max(c["steps"], 1e-9) for m, c in pairs)
             rows.append(
-                Row(
+                BenchRow(
                     way.name,
                     statistics.median(m["steps"] for m in mine),
                     statistics.median(ratios),
@@ -105,7 +105,7 @@ class Bench:
                 noise=1.0,
             )
             processes = [self._start(prep, Path(folder) / "store", n) for n in range(self.learners)]
-            samples: dict[str, list[dict[str, Any]]] = {way.name: [] for way in WAYS}
+            samples: dict[str, list[dict[str, Any]]] = {way.name: [] for way in CONTENDERS}
             assert processes[0].stdout is not None
             for line in processes[0].stdout:
                 sample = json.loads(line)

@@ -30,10 +30,16 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono.config import Config
 from unisono.data import FrameSource, Part, Prep
 from unisono.learner.learner import Learner
-from unisono.learner.site import COORDINATOR_SOCKET, Alone, OnHost, Site, at_site
+from unisono.learner.placement import (
+    COORDINATOR_SOCKET,
+    LaunchedProcess,
+    Placement,
+    SingleProcess,
+    at_placement,
+)
 from unisono.models import build
 from unisono.strategies.base import Strategy, examples_to_minibatches
-from unisono.training.ways import WAYS, Way
+from unisono.training.contenders import CONTENDERS, Contender
 from unisono.training.worker import make_optimizer
 
 WARM_UP_STEPS = 5
@@ -80,7 +86,7 @@ class BenchWorker:
             Prep.open(prep), Part.TRAIN, context=self._config.network.context
         )
 
-    def time(self, way: Way, seconds: float) -> dict[str, float]:
+    def time(self, way: Contender, seconds: float) -> dict[str, float]:
         """One window of one way; what this process did in it."""
         torch.manual_seed(0)
         network = self._config.network
@@ -103,7 +109,7 @@ class BenchWorker:
         dist.barrier()
         return {**before, "steps": window.steps / seconds}
 
-    def _time_loop(self, way: Way, model: nn.Module, window: Window) -> None:
+    def _time_loop(self, way: Contender, model: nn.Module, window: Window) -> None:
         optimizer: Any = make_optimizer(self._config, model, self._config.start_rate)
         shared: nn.Module = model
         averager = None
@@ -125,7 +131,7 @@ class BenchWorker:
                 return
 
     def _time_learner(
-        self, way: Way, model: nn.Module, seconds: float, result: dict[str, float]
+        self, way: Contender, model: nn.Module, seconds: float, result: dict[str, float]
     ) -> dict[str, float]:
         assert way.strategy is not None
         with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
@@ -133,25 +139,35 @@ class BenchWorker:
             if way.alone and self._number > 0:
                 window.open()
             elif way.alone:
-                result = self._learn(way.strategy, model, Alone(), window, seconds)
+                result = self._learn(way.strategy, model, SingleProcess(), window, seconds)
             else:
                 shared = [folder]
                 dist.broadcast_object_list(shared, 0)
                 coordinator = self._start_coordinator(shared[0]) if self._number == 0 else None
                 dist.barrier()
-                site = OnHost(Path(shared[0]), self._number, self._learners, TIMEOUT_S)
-                result = self._learn(way.strategy, model, site, window, seconds)
+                placement = LaunchedProcess(
+                    Path(shared[0]), self._number, self._learners, TIMEOUT_S
+                )
+                result = self._learn(way.strategy, model, placement, window, seconds)
                 if coordinator is not None:
                     coordinator.wait()
             dist.barrier()
         return result
 
     def _learn(
-        self, strategy: Strategy, model: nn.Module, site: Site, window: Window, seconds: float
+        self,
+        strategy: Strategy,
+        model: nn.Module,
+        placement: Placement,
+        window: Window,
+        seconds: float,
     ) -> dict[str, float]:
         optimizer = make_optimizer(self._config, model, self._config.start_rate)
         size, prefetch = self._config.minibatch, self._config.prefetch
-        with at_site(site), Learner(model, optimizer, strategy, prefetch=prefetch) as learner:
+        with (
+            at_placement(placement),
+            Learner(model, optimizer, strategy, prefetch=prefetch) as learner,
+        ):
             rounds = sent = 0
             for x, y in learner.draw(self._source, epochs=100_000, batch_size=size):
                 self._extra_work(model, x, y)
@@ -168,7 +184,7 @@ class BenchWorker:
             }
 
     def _start_coordinator(self, folder: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "unisono.training.coordinate", folder]
+        command = [sys.executable, "-m", "unisono.launch.coordinator_main", folder]
         command += ["--learners", str(self._learners), "--timeout", str(TIMEOUT_S)]
         process = subprocess.Popen(command)
         while not (Path(folder) / COORDINATOR_SOCKET).exists() and process.poll() is None:
@@ -219,8 +235,8 @@ def main() -> None:
     )
     worker = BenchWorker(options.prep, options.number, options.learners, options.slow)
     for turn in range(options.turns):
-        for place in range(len(WAYS)):
-            way = WAYS[(place + turn) % len(WAYS)]
+        for place in range(len(CONTENDERS)):
+            way = CONTENDERS[(place + turn) % len(CONTENDERS)]
             mine = worker.time(way, options.seconds)
             everybody: list[Any] = [None] * options.learners
             dist.all_gather_object(everybody, mine)

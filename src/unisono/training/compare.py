@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from unisono.data import Part, Prep, halve
-from unisono.events import UserError
-from unisono.runs.choice import Cell, Row, judge
-from unisono.runs.comparison import Comparison
-from unisono.runs.comparison_page import render
+from unisono.errors import UserError
+from unisono.report.choice import Cell, Row, judge
+from unisono.report.comparison import Comparison
+from unisono.report.comparison_page import render
+from unisono.report.outcome import Result, RunOutcome, read_result
 from unisono.runs.directory import write_atomically
-from unisono.runs.outcome import Ended, Result, read_result
-from unisono.training.jobs import run_jobs
+from unisono.training.compare_jobs import run_jobs
+from unisono.training.compare_variants import ComparisonRun, Plan
 from unisono.training.rates import rate_factor
 from unisono.training.train import check
-from unisono.training.variants import Job, Plan
 
 PLAN = "plan.json"
 
@@ -40,7 +40,9 @@ class Compare:
     say: Callable[[str], None]
     at_a_time: int = 1
     """Runs under way together; with more than one, wall-clock tells little."""
-    run_jobs: Callable[[Sequence[Job], int], Generator[Job, None, None]] = run_jobs
+    run_jobs: Callable[[Sequence[ComparisonRun], int], Generator[ComparisonRun, None, None]] = (
+        run_jobs
+    )
 
     def run(self) -> Comparison:
         """Everything: runs, compare.json, report.html.
@@ -124,11 +126,11 @@ class Compare:
                     f"{now.get(key)}: say the same again, or name another --out"
                 )
 
-    def _results(self, jobs: list[Job]) -> dict[Path, Result]:
+    def _results(self, jobs: list[ComparisonRun]) -> dict[Path, Result]:
         """What came of each run: read, if it is done; else run."""
         places = {job.path: f"[{number}/{len(jobs)}]" for number, job in enumerate(jobs, start=1)}
         results = {job.path: read_result(job.path, job.seed) for job in jobs}
-        to_do = [job for job in jobs if results[job.path].ended is Ended.FAILED]
+        to_do = [job for job in jobs if results[job.path].ended is RunOutcome.FAILED]
         for job in jobs:
             if job not in to_do:
                 self._tell(job, results[job.path], places[job.path], " (done before)")
@@ -138,7 +140,7 @@ class Compare:
                 self._tell(job, results[job.path], places[job.path])
         return results
 
-    def _tell(self, job: Job, result: Result, place: str, done: str = "") -> None:
+    def _tell(self, job: ComparisonRun, result: Result, place: str, done: str = "") -> None:
         name = f"{place} {job.variant.name}, rate x{job.rate:g}, seed {job.seed}"
         if result.best is None:
             self.say(f"{name}: {result.ended.value}: {result.reason}{done}")

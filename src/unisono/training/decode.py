@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.checks import Intake, check_data
 from unisono.speech.crew import Crew

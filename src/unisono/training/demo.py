@@ -9,9 +9,9 @@ from pathlib import Path
 
 from unisono.config import load
 from unisono.data import Part
-from unisono.events import UserError
+from unisono.errors import UserError
+from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
-from unisono.runs.report import write_report
 from unisono.speech.prepare import Preparation, prepare
 from unisono.speech.scoring import Score
 from unisono.speech.synthesis import Synthesis, synthesize
@@ -21,7 +21,7 @@ from unisono.training.train import train
 Say = Callable[[str], None]
 
 _HOURS, _TEST_HOURS = 0.45, 0.12
-_SETTINGS = ("epochs=2", "validation.every=40000", "agreement.every=4096")
+_SETTINGS = ("epochs=2", "validation.every=40000", "strategy.every=4096")
 _WIDTH = 48
 _ERRORS_SHOWN = 3
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from unisono.data import FrameSource, Part, Prep
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.pool.order import Order
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.kit import FOLDER, SAMPLE, Kit

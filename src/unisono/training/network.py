@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
-from unisono.training.shapes import FRAME_MODEL
+from unisono.training.builders import FRAME_MODEL
 
 Frames = NDArray[np.float32]
 _LONGEST = 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.config import Config, OptimizerChoice, ScheduleChoice
-from unisono.events import UserError
+from unisono.errors import UserError
 from unisono.optim.schedules import Constant, Exponential, Power, Schedule, WarmUp
 from unisono.strategies.registry import make
 
@@ -15,7 +15,7 @@ def rate_factor(config: Config, learners: int | None = None) -> float:
     """
     if not config.rate.scaled or config.optimizer is OptimizerChoice.ADAMW:
         return 1.0
-    strategy = make(config.strategy_name, config.agreement)
+    strategy = make(config.strategy_name, config.strategy_options)
     factor = strategy.rate_factor(learners or config.first_learners)
     if folds_momentum(config):
         return factor / (1 - config.rate.momentum)
@@ -28,7 +28,7 @@ def rate_factor(config: Config, learners: int | None = None) -> float:
 
 def folds_momentum(config: Config) -> bool:
     """Whether momentum is given up for a larger rate, as the strategy asks."""
-    strategy = make(config.strategy_name, config.agreement)
+    strategy = make(config.strategy_name, config.strategy_options)
     return bool(getattr(strategy, "folds_momentum", False)) and config.rate.scaled
 
 

@@ -10,21 +10,21 @@ from typing import Any
 
 from unisono.config import Config
 from unisono.data import Part, Prep
-from unisono.events import UserError
-from unisono.learner.site import Alone, at_site
+from unisono.errors import UserError
+from unisono.launch.coordinator_main import Events, outcome_of
+from unisono.launch.learner_job import Training
+from unisono.launch.local import Launch, Outcome
+from unisono.launch.ray_cluster import ClusterRun
+from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
+from unisono.learner.placement import SingleProcess, at_placement
+from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
-from unisono.runs.report import write_report
-from unisono.runs.summary import Link, Minibatches, Slowest, Staleness, Summary
+from unisono.runs.summary import LinkTraffic, Minibatches, Slowest, Staleness, Summary
 from unisono.strategies.registry import make
-from unisono.training.cluster import ClusterRun
-from unisono.training.coordinate import Events, outcome_of
-from unisono.training.engine import cores_for, entered, gpus_for, living_nodes
+from unisono.training.builders import open_data
+from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.keep import keep_speech
-from unisono.training.launch import Launch, Outcome
 from unisono.training.rates import make_schedule
-from unisono.training.rules import check_recipe, check_rounds
-from unisono.training.shapes import open_data
-from unisono.training.work import Training
 from unisono.training.worker import Worker
 
 
@@ -59,7 +59,7 @@ def check(config: Config) -> None:
     """Finds what is wrong before anything is started."""
     if not config.prep:
         raise UserError("no prepared data: give the folder that `unisono prepare` made")
-    strategy = make(config.strategy_name, config.agreement)
+    strategy = make(config.strategy_name, config.strategy_options)
     make_schedule(config)
     check_recipe(config)
     learners = config.learner_range[1]
@@ -83,14 +83,14 @@ def check(config: Config) -> None:
 
 def _train_alone(run: RunDirectory, config: Config, resume: bool) -> dict[str, Any]:
     events = Events(run.metrics)
-    site = Alone(sink=events, timeout=config.timeout_s)
+    placement = SingleProcess(sink=events, timeout=config.timeout_s)
     try:
-        with at_site(site):
+        with at_placement(placement):
             Worker(run, resume=resume).run()
     finally:
         events.close()
-    assert site.service is not None
-    return outcome_of(site.service.state)
+    assert placement.service is not None
+    return outcome_of(placement.service.state)
 
 
 def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str, Any]:
@@ -148,7 +148,9 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     examples = sum(e["examples"] for e in left)
     rounds = [e for e in events if e["event"] == "round"]
     links = [
-        Link(sender=f"learner {e['learner']}", **link) for e in left for link in e.get("links", ())
+        LinkTraffic(sender=f"learner {e['learner']}", **link)
+        for e in left
+        for link in e.get("links", ())
     ]
     measured = [link for link in links if link.seconds > 0]
     return Summary(

@@ -16,17 +16,17 @@ from torch.nn import functional
 
 from unisono.config import Config, DeviceChoice, OptimizerChoice
 from unisono.data import ChunkSource, FrameSource, Part
-from unisono.events import UserError
+from unisono.errors import UserError
+from unisono.launch.exit_codes import exit_on_error
 from unisono.learner.learner import Learner
-from unisono.learner.site import find_site
+from unisono.learner.placement import find_placement
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.training.combination import combine, estimate_statistics, has_statistics
-from unisono.training.ends import in_one_line
+from unisono.training.builders import examples_in, open_data, shape_of, source_of, strategy_of
+from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
+from unisono.training.kaldi.recipe import KaldiRecipe, decay_of
 from unisono.training.rates import folds_momentum, make_schedule
-from unisono.training.rules import Rules, decay_of
-from unisono.training.shapes import examples_in, open_data, shape_of, source_of, strategy_of
 from unisono.training.validation import HALVES, halves, merge, sample, score, score_groups
 
 STATISTICS = 50
@@ -102,7 +102,7 @@ class Worker:
         config = self._config
         optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
         minibatch = examples_in(config, config.minibatch)
-        rules = Rules(
+        rules = KaldiRecipe(
             config,
             self._model,
             optimizer,
@@ -123,7 +123,7 @@ class Worker:
             checkpoint_every=examples_in(config, config.checkpoint.every),
             keep=config.checkpoint.keep,
             resume=self._resume,
-            log=self._run.log(find_site().number),
+            log=self._run.log(find_placement().number),
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
@@ -193,7 +193,7 @@ class Worker:
             flush=True,
         )
 
-    def _end(self, learner: Learner, rules: Rules) -> None:
+    def _end(self, learner: Learner, rules: KaldiRecipe) -> None:
         totals = {
             "examples": learner.meter.examples,
             "data_wait_s": learner.meter.data_wait_s,
@@ -203,7 +203,7 @@ class Worker:
             "rounds": learner.rounds,
         }
         learner.event("left", **totals)
-        if learner.leads:
+        if learner.is_leader:
             with learner.consensus() as model:
                 if rules.states:
                     self._combine(learner, model, rules)
@@ -220,7 +220,7 @@ class Worker:
             }
             write_atomically(self._run.model_description, json.dumps(description).encode())
 
-    def _combine(self, learner: Learner, model: nn.Module, rules: Rules) -> None:
+    def _combine(self, learner: Learner, model: nn.Module, rules: KaldiRecipe) -> None:
         """The last rounds' models become one, by its log-prob on the held-out frames."""
         examples = examples_in(self._config, self._config.validation.examples)
         source = self._train if self._heldout is None else self._heldout
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    with in_one_line():
+    with exit_on_error():
         Worker(RunDirectory.open(options.run), resume=options.resume).run()
 
 

@@ -1,0 +1,151 @@
+"""Which sync rounds are complete, and what to do when a participant dies in one.
+
+Sync round number ``c`` is *complete at a member* when the member has its result, and *resolved* when
+it is complete at every living participant. What went into it is committed then, and not before: a
+result that only the dead had seen is lost.
+
+When a participant dies, a collective may be complete at some and broken at others. Each member for
+whom it broke *stands* at it. As soon as every living participant stands at ``c`` or has completed
+it, there are two cases:
+
+* somebody has completed it: who stands fetches the result from it, so the result of the dead one's
+  last contribution is kept, by all;
+* nobody has: it is done again by the living (another ``attempt``), and the dead are excluded from
+  it and from all later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from unisono.coordinator.output import STRATEGY, Output
+from unisono.fabric.address import Address
+
+Notes = Mapping[str, Sequence[Sequence[int]]]
+"""What went into sync rounds: the ranges of each contributor."""
+
+
+class SyncRounds:
+    """The sync rounds of one run, by number."""
+
+    def __init__(self) -> None:
+        self.resolved = 0
+        self._expected: list[tuple[int, int, list[Address]]] = []
+        self._done: dict[Address, int] = {}
+        self._notes: list[tuple[int, Notes]] = []
+        self._standing: dict[Address, tuple[int, dict[str, Any]]] = {}
+        self._excluded: set[Address] = set()
+        self._attempts: dict[int, int] = {}
+        self._supplies: list[Output] = []
+
+    @property
+    def supplies(self) -> list[Output]:
+        """Orders to hand a result on, of sync rounds that are not resolved."""
+        return [s for s in self._supplies if s.body["sync_round"] >= self.resolved]
+
+    @property
+    def open(self) -> bool:
+        """Whether a sync round is expected that is not resolved."""
+        return any(stop > self.resolved for _, stop, _ in self._expected)
+
+    def start(self, number: int) -> None:
+        """The first sync round's number: not 0 when a run goes on."""
+        self.resolved = number
+
+    def expect(self, first: int, stop: int, members: list[Address]) -> None:
+        """The participants of sync rounds ``first`` to ``stop - 1``."""
+        self._expected = [e for e in self._expected if e[1] > self.resolved]
+        self._expected.append((first, stop, members))
+        for member in members:
+            self._done.setdefault(member, first)
+
+    def enter(self, who: Address) -> None:
+        """A newcomer has the state of all resolved sync rounds."""
+        self._done[who] = self.resolved
+
+    def remove(self, who: Address) -> None:
+        """The member is dead or has left."""
+        self._standing.pop(who, None)
+        self._done.pop(who, None)
+
+    def may_contain(self, who: Address) -> bool:
+        """Whether an unresolved sync round may contain this member's work."""
+        if who in self._excluded:
+            return False
+        return any(stop > self.resolved and who in members for _, stop, members in self._expected)
+
+    def complete(self, who: Address, number: int, notes: Notes | None) -> None:
+        """The member has all results up to ``number``; ``notes`` say what went into them."""
+        self._done[who] = max(self._done.get(who, 0), number + 1)
+        if notes:
+            self._notes.append((number, notes))
+
+    def has_completed(self, who: Address, number: int) -> bool:
+        """Whether this member has the result of a sync round."""
+        return self._done.get(who, 0) > number
+
+    def stand(self, who: Address, number: int, request: dict[str, Any]) -> None:
+        """Sync round ``number`` broke for this member; all before are complete at it."""
+        self._done[who] = max(self._done.get(who, 0), number)
+        self._standing[who] = (number, request)
+
+    def resolve(self, living: Sequence[Address]) -> Iterator[Notes]:
+        """Moves on over what is complete at all living participants; yields what to commit."""
+        while self._expected:
+            participants = self.participants(self.resolved)
+            if participants is None:
+                break
+            alive = [a for a in participants if a in living]
+            if any(self._done.get(a, 0) <= self.resolved for a in alive):
+                break
+            if not any(self._done.get(a, 0) > self.resolved for a in living):
+                # Only the dead had seen it: what went into it is not committed.
+                self._notes = [n for n in self._notes if n[0] != self.resolved]
+            self.resolved += 1
+            self._supplies = self.supplies
+        ready = [notes for number, notes in self._notes if number < self.resolved]
+        self._notes = [(number, notes) for number, notes in self._notes if number >= self.resolved]
+        yield from ready
+
+    def regroup(
+        self,
+        living: Sequence[Address],
+        tell: Callable[[Output], None],
+    ) -> Iterator[tuple[Address, dict[str, Any], dict[str, Any]]]:
+        """Decides for those who stand, once it is known where everybody is."""
+        while self._standing:
+            number = min(n for n, _ in self._standing.values())
+            alive = [a for a in self.participants(number) or [] if a in living]
+            here = [a for a in alive if self._standing.get(a, (None,))[0] == number]
+            ahead = [a for a in alive if self._done.get(a, 0) > number]
+            if len(here) + len(ahead) < len(alive):
+                return
+            if ahead:
+                body = {"kind": "fetch", "sync_round": number, "source": str(ahead[0])}
+                names = [str(a) for a in here]
+                order = {"kind": "supply", "sync_round": number, "to": names}
+                self._supplies.append(Output(ahead[0], STRATEGY, order))
+                tell(self._supplies[-1])
+            else:
+                body = self._redo(number, living)
+            for who in here:
+                yield who, self._standing.pop(who)[1], body
+
+    def participants(self, number: int) -> list[Address] | None:
+        """Who was to take part in a sync round, the dead included; None if it is not expected."""
+        for first, stop, members in self._expected:
+            if first <= number < stop:
+                return members
+        return None
+
+    def _redo(self, number: int, living: Sequence[Address]) -> dict[str, Any]:
+        participants = self.participants(number) or []
+        self._excluded.update(a for a in participants if a not in living)
+        self._attempts[number] = self._attempts.get(number, 0) + 1
+        return {
+            "kind": "redo",
+            "sync_round": number,
+            "attempt": self._attempts[number],
+            "excluded": [str(a) for a in sorted(self._excluded)],
+        }

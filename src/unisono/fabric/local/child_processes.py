@@ -1,0 +1,116 @@
+"""Child processes of this one: started together, watched, and never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ChildExit:
+    """A child that has ended, with its exit status; negative: the signal that killed it."""
+
+    name: str
+    status: int
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended it: weather, not a bug."""
+        return self.status < 0
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.killed:
+            return f"killed by {signal.Signals(-self.status).name}"
+        return f"exit status {self.status}"
+
+
+class ChildProcesses:
+    """Starts processes by name, and says which has ended.
+
+    A child is told by the kernel to die when this process dies, however that happens.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+
+    @property
+    def running(self) -> list[str]:
+        """Names of those that run."""
+        return sorted(self._running)
+
+    def pid(self, name: str) -> int:
+        """The process number of a child that runs."""
+        return self._running[name][0].pid
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path | None = None,
+    ) -> None:
+        """Starts a child; its environment is this process' with ``environment`` on top.
+
+        What it prints is appended to ``output``; without one it goes where this process' goes.
+        """
+        parent = os.getpid()
+
+        def bind() -> None:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        both = {**os.environ, **environment}
+        if output is None:
+            process = subprocess.Popen(list(command), env=both, preexec_fn=bind)
+        else:
+            with output.open("ab") as file:
+                process = subprocess.Popen(
+                    list(command),
+                    env=both,
+                    preexec_fn=bind,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+        self._running[name] = (process, os.pidfd_open(process.pid))
+
+    def wait(self, seconds: float | None = None) -> list[ChildExit]:
+        """Waits until at least one child has ended, or the time is up."""
+        poll = select.poll()
+        names = {}
+        for name, (_, descriptor) in self._running.items():
+            poll.register(descriptor, select.POLLIN)
+            names[descriptor] = name
+        limit = None if seconds is None else max(0, int(seconds * 1000))
+        ended = [names[descriptor] for descriptor, _ in poll.poll(limit)]
+        return [self._reap(name) for name in sorted(ended)]
+
+    def stop(self, grace: float) -> None:
+        """Asks the rest to end, waits up to ``grace`` seconds, then kills."""
+        deadline = time.monotonic() + grace
+        for process, _ in self._running.values():
+            process.terminate()
+        while self._running and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())
+        for process, _ in list(self._running.values()):
+            process.kill()
+        for name in list(self._running):
+            self._reap(name)
+
+    def _reap(self, name: str) -> ChildExit:
+        process, descriptor = self._running.pop(name)
+        status = process.wait()
+        os.close(descriptor)
+        return ChildExit(name, status)

@@ -1,0 +1,363 @@
+"""A node of this process: activities are threads, messages go through lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from unisono.fabric.address import COORDINATOR, Address
+from unisono.fabric.api import Body, Cancelled, Gone, Member, Message, Traffic, View, encode
+from unisono.fabric.blocking import check_may_block
+from unisono.fabric.local.links import InProcessLink, Link
+from unisono.fabric.local.ports import Port
+from unisono.fabric.vector import TensorVector, Vector
+
+if TYPE_CHECKING:
+    from unisono.fabric.local.host import Host
+
+T = TypeVar("T")
+_RETRY = 0.05
+_LINGER = 5.0
+
+
+class LocalNode:
+    """A ``Fabric`` whose activities are threads.
+
+    Two things make somebody out of reach. ``_gone`` are the declared: their messages are dropped
+    and their connections refused, for good. The coordinator is ``_away`` while the connection to
+    it is broken; it is never refused, because its next incarnation may speak before it is found again.
+    """
+
+    def __init__(self, host: Host, address: Address) -> None:
+        self._host = host
+        self._address = address
+        self._view = View()
+        self._ports: dict[str, Port] = {}
+        self._links: dict[Address, Link] = {}
+        self._endpoints: dict[Address, str] = {}
+        self._gone: set[Address] = set()
+        self._away = False
+        self._lock = threading.RLock()
+        self._credit_changed = threading.Condition()
+        self._reason: BaseException | None = None
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.traffic: dict[Address, Traffic] = {}
+
+    @property
+    def address(self) -> Address:
+        """Who this node is."""
+        return self._address
+
+    @property
+    def endpoint(self) -> str:
+        """Where other processes reach this node."""
+        return self._host.endpoint
+
+    def now(self) -> float:
+        """Seconds of the monotonic clock, which all processes of a host share."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Parks this thread."""
+        check_may_block()
+        self._over.wait(min(seconds, threading.TIMEOUT_MAX))
+        self._raise_if_cancelled()
+
+    def lock(self) -> threading.RLock:
+        """A thread lock."""
+        return threading.RLock()
+
+    def members(self) -> View:
+        """Who takes part."""
+        return self._view
+
+    def set_members(self, view: View) -> None:
+        """Takes over a newer view; what the leavers sent is in their ports before they are gone."""
+        with self._lock:
+            if view.version <= self._view.version:
+                return
+            before = {m.address for m in self._view.members}
+            after = {m.address for m in view.members}
+            self._view = view
+            for member in view.members:
+                self._endpoints[member.address] = member.endpoint
+        gone, joined = before - after, after - before
+        declare = lambda: self._declare(gone, joined, view.version)  # noqa: E731
+        self._host.drain(self._address, gone, declare, end=True)
+
+    def _declare(self, gone: set[Address], joined: set[Address], version: int) -> None:
+        with self._lock:
+            self._gone |= gone
+            links = [self._links.pop(address) for address in gone if address in self._links]
+        for link in links:
+            link.drop()
+        notice = {
+            "kind": "members",
+            "version": version,
+            "gone": [str(a) for a in sorted(gone)],
+            "joined": [str(a) for a in sorted(joined)],
+        }
+        self._notify(notice)
+
+    def _notify(self, notice: Body) -> None:
+        """Tells the ports that want to know of members, and lets everybody look again."""
+        with self._lock:
+            ports = list(self._ports.values())
+        for port in ports:
+            if port.members:
+                port.put(Message(self._address, notice))
+        self._wake()
+
+    def _wake(self) -> None:
+        """Lets all that wait look whether they still should."""
+        with self._lock:
+            ports = list(self._ports.values())
+        for port in ports:
+            port.wake()
+        with self._credit_changed:
+            self._credit_changed.notify_all()
+
+    def meet(self, member: Member) -> None:
+        """Learns where somebody is reached."""
+        with self._lock:
+            self._endpoints[member.address] = member.endpoint
+        with self._credit_changed:
+            self._credit_changed.notify_all()
+
+    def spawn(self, name: str, activity: Callable[[], None]) -> None:
+        """Starts a thread."""
+
+        def run() -> None:
+            try:
+                activity()
+            except Cancelled:
+                return
+            except BaseException as error:
+                self.cancel(error)
+
+        title = f"{self._address.name}:{name}"
+        thread = threading.Thread(target=run, name=title, daemon=True)
+        with self._lock:
+            self._threads = [t for t in self._threads if t.is_alive()]
+            thread.start()
+            self._threads.append(thread)
+
+    def port(self, name: str, *, members: bool = False, lost: bool = False) -> None:
+        """Opens a port."""
+        port = self._port(name)
+        port.members |= members
+        port.lost |= lost
+
+    def post(self, port: str, body: Body) -> None:
+        """A message to oneself."""
+        self._port(port).put(Message(self._address, body))
+
+    def send(
+        self,
+        to: Address,
+        port: str,
+        body: Body,
+        vector: Vector | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Sends; see ``Fabric.send``."""
+        assert vector is None or isinstance(vector, TensorVector)
+        if wait:
+            check_may_block()
+        data = encode(body)
+
+        def check() -> None:
+            self._raise_if_cancelled()
+            if self._is_out_of_reach(to):
+                raise Gone(to)
+
+        check()
+        if wait:
+            self._wait_until_known(to, check)
+        link = self._link(to)
+        if link is None:
+            return
+        link.send(port, data, vector, check if wait else None)
+        if vector is not None:
+            with self._lock:
+                self._traffic(to).bytes += vector.nbytes
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of vectors that this node has sent."""
+        with self._lock:
+            return sum(traffic.bytes for traffic in self.traffic.values())
+
+    def _traffic(self, to: Address) -> Traffic:
+        return self.traffic.setdefault(to, Traffic())
+
+    def _wait_until_known(self, to: Address, check: Callable[[], None]) -> None:
+        """In a run: who is named may be in a view that still lies in another port."""
+        if to in self._endpoints or not self._endpoints:
+            return
+        with self._credit_changed:
+            while to not in self._endpoints and self._host.here(to) is None:
+                check()
+                self._credit_changed.wait()
+
+    def receive(
+        self, port: str, from_: Address | None = None, timeout: float | None = None
+    ) -> Message:
+        """The next message; see ``Fabric.receive``."""
+        check_may_block()
+        message = self._port(port).take(
+            from_, timeout, self._is_out_of_reach, self._raise_if_cancelled
+        )
+        if message.vector is None:
+            message.release()
+        return message
+
+    def compute(self, work: Callable[[], T], cost: float) -> T:
+        """Runs ``work``."""
+        return work()
+
+    def keep_random_state(self) -> None:
+        """Nothing to do: a process that is one learner has its generators for itself."""
+
+    def cancel(self, reason: BaseException) -> None:
+        """Ends every blocking call of this node; the first reason is kept."""
+        with self._lock:
+            self._reason = self._reason or reason
+        self._over.set()
+        self._wake()
+
+    def close(self) -> None:
+        """Cancels, joins the threads, ends the connections."""
+        self.cancel(Cancelled("closed"))
+        while threads := self._others():
+            for thread in threads:
+                thread.join()
+        with self._lock:
+            links = list(self._links.values())
+            self._links.clear()
+        for link in links:
+            link.close()
+        deadline = self.now() + _LINGER
+        for link in links:
+            link.join(max(0.0, deadline - self.now()))
+        self._host.remove(self._address)
+        with self._lock:
+            ports = list(self._ports.values())
+        for port in ports:
+            port.clear()
+
+    def _others(self) -> list[threading.Thread]:
+        me = threading.current_thread()
+        with self._lock:
+            return [t for t in self._threads if t is not me and t.is_alive()]
+
+    def is_gone(self, address: Address) -> bool:
+        """Whether that member was declared gone."""
+        return address in self._gone
+
+    def deliver(self, port: str, message: Message) -> None:
+        """Called by lines: a message has come."""
+        if not (self._over.is_set() or self.is_gone(message.sender)):
+            self._port(port).put(message)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the coordinator is sought and not found."""
+        with self._lock:
+            return self._away
+
+    def tell_lost(self, sender: Address) -> None:
+        """Called by the host: a peer's connection to this node has ended."""
+        with self._lock:
+            ports = [p for p in self._ports.values() if p.lost]
+        for port in ports:
+            port.put(Message(self._address, {"kind": "lost", "who": str(sender)}))
+
+    def tell_closed(self, neighbour: Address) -> None:
+        """Called by the host: another node of this process has closed."""
+        with self._lock:
+            self._links.pop(neighbour, None)
+        self.tell_lost(neighbour)
+
+    def seek_coordinator(self, coordinator: Member) -> None:
+        """Connects to the coordinator as soon as it can be reached, now and after each loss."""
+        self.meet(coordinator)
+        self._away = True
+        assert self._host.reactor is not None
+        self._host.reactor.call(self._try_coordinator)
+
+    def _try_coordinator(self) -> None:
+        assert self._host.reactor is not None
+        if self._over.is_set():
+            return
+        coordinator = Member(COORDINATOR, self._endpoints[COORDINATOR])
+        found, lost = self._coordinator_found, self._coordinator_lost
+        changed, traffic = self._credit_changed, self._traffic(COORDINATOR)
+        link = self._host.link(self._address, coordinator, changed, traffic, found, lost)
+        if link is None:
+            self._host.reactor.call_later(_RETRY, self._try_coordinator)
+
+    def _coordinator_found(self, link: Link) -> None:
+        with self._lock:
+            if self._over.is_set():
+                link.drop()
+                return
+            self._links[COORDINATOR] = link
+            self._away = False
+        self._notify({"kind": "coordinator"})
+
+    def _coordinator_lost(self, link: Link) -> None:
+        def leave() -> None:
+            with self._lock:
+                self._away = True
+            self._link_ended(COORDINATOR, link)
+            self._wake()
+
+        assert self._host.reactor is not None
+        self._host.drain(self._address, {COORDINATOR}, leave, end=False)
+        self._host.reactor.call_later(_RETRY, self._try_coordinator)
+
+    def _link_ended(self, to: Address, link: Link) -> None:
+        with self._lock:
+            if self._links.get(to) is link:
+                del self._links[to]
+
+    def _link(self, to: Address) -> Link | None:
+        """The connection, made if need be; None: nobody listens there."""
+        with self._lock:
+            link = self._links.get(to)
+            if link is not None or (self._away and to == COORDINATOR):
+                return link
+            here = self._host.here(to)
+            if here is not None:
+                link = InProcessLink(self._address, here.deliver, self._credit_changed)
+            elif self._endpoints.get(to):
+                link = self._host.link(
+                    self._address,
+                    Member(to, self._endpoints[to]),
+                    self._credit_changed,
+                    self._traffic(to),
+                    lambda link: None,
+                    lambda link: self._link_ended(to, link),
+                )
+            if link is not None:
+                self._links[to] = link
+            return link
+
+    def _port(self, name: str) -> Port:
+        with self._lock:
+            port = self._ports.get(name)
+            if port is None:
+                port = self._ports[name] = Port()
+            return port
+
+    def _is_out_of_reach(self, address: Address) -> bool:
+        return address in self._gone or (self._away and address == COORDINATOR)
+
+    def _raise_if_cancelled(self) -> None:
+        if self._reason is not None:
+            raise Cancelled(str(self._reason)) from self._reason

@@ -1,0 +1,3 @@
+"""A cluster on a virtual clock."""
+
+from __future__ import annotations

@@ -1,0 +1,333 @@
+"""The simulated fabric: nodes whose activities are greenlets on the kernel's virtual clock."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import greenlet
+
+from unisono.fabric.address import COORDINATOR, Address
+from unisono.fabric.api import (
+    CREDIT,
+    Body,
+    Cancelled,
+    Full,
+    Gone,
+    Member,
+    Message,
+    TimedOut,
+    Traffic,
+    View,
+    encode,
+)
+from unisono.fabric.blocking import check_may_block, forbidden_context
+from unisono.fabric.simulated.kernel import Kernel, Waiter
+from unisono.fabric.vector import Vector
+
+T = TypeVar("T")
+
+
+class _Port:
+    __slots__ = ("lost", "members", "queue", "waiters")
+
+    def __init__(self) -> None:
+        self.members = False
+        self.lost = False
+        self.queue: deque[Message] = deque()
+        self.waiters: list[Waiter] = []
+
+    def take(self, from_: Address | None) -> Message | None:
+        for place, message in enumerate(self.queue):
+            if from_ is None or message.sender == from_:
+                del self.queue[place]
+                return message
+        return None
+
+    def wake(self) -> None:
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.wake()
+
+
+class _Lock:
+    """A lock between the greenlets of one node; waiting for it is a switch like any other."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self._node = node
+        self._owner: Any = None
+        self._depth = 0
+        self._waiters: list[Waiter] = []
+
+    def __enter__(self) -> _Lock:
+        me = greenlet.getcurrent()
+        if forbidden_context() is None:
+            self._node.may_set_aside()
+        while self._owner is not None and self._owner is not me:
+            check_may_block()
+            waiter = self._node.kernel.waiter()
+            self._waiters.append(waiter)
+            self._node.kernel.park()
+        self._owner = me
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._owner = None
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.wake()
+
+
+class SimulatedNode:
+    """A ``Fabric`` on a ``Kernel``. ``slowness`` multiplies the cost of its computing."""
+
+    def __init__(self, kernel: Kernel, address: Address, slowness: float = 1.0) -> None:
+        self.kernel = kernel
+        self._address = address
+        self._slowness = slowness
+        self._view = View()
+        self._ports: dict[str, _Port] = {}
+        self._gone: set[Address] = set()
+        self._credits: dict[tuple[Address, str], int] = {}
+        self._credit_waiters: list[Waiter] = []
+        self._reason: BaseException | None = None
+        self.traffic: dict[Address, Traffic] = {}
+        kernel.add(self)
+
+    @property
+    def address(self) -> Address:
+        """Who this node is."""
+        return self._address
+
+    @property
+    def endpoint(self) -> str:
+        """A name; the kernel finds nodes by their address."""
+        return f"sim:{self._address}"
+
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.kernel.now
+
+    def sleep(self, seconds: float) -> None:
+        """Lets the clock move on."""
+        self._enter()
+        waiter = self.kernel.waiter()
+        self.kernel.at(self.kernel.now + seconds, waiter.resume)
+        while not waiter.fired:
+            self.kernel.park()
+            self._raise_if_cancelled()
+
+    def lock(self) -> _Lock:
+        """A lock between this node's activities."""
+        return _Lock(self)
+
+    def members(self) -> View:
+        """Who takes part."""
+        return self._view
+
+    def set_members(self, view: View) -> None:
+        """Takes over a newer view; what the leavers sent is delivered before they are gone."""
+        if view.version <= self._view.version:
+            return
+        before = {m.address for m in self._view.members}
+        after = {m.address for m in view.members}
+        self._view = view
+        gone, joined = before - after, after - before
+        for address in sorted(gone):
+            self.kernel.flush(address, self._address)
+        self._gone |= gone
+        notice = {
+            "kind": "members",
+            "version": view.version,
+            "gone": [str(a) for a in sorted(gone)],
+            "joined": [str(a) for a in sorted(joined)],
+        }
+        self._notify(notice, lambda port: port.members)
+
+    def meet(self, member: Member) -> None:
+        """Nothing to learn: the kernel knows everybody."""
+
+    def spawn(self, name: str, activity: Callable[[], None]) -> None:
+        """Starts a greenlet."""
+
+        def run() -> None:
+            try:
+                activity()
+            except (Cancelled, greenlet.GreenletExit):
+                return
+            except BaseException as error:
+                self.cancel(error)
+
+        self.kernel.start(self, name, run)
+
+    def port(self, name: str, *, members: bool = False, lost: bool = False) -> None:
+        """Opens a port."""
+        port = self._port(name)
+        port.members |= members
+        port.lost |= lost
+
+    def post(self, port: str, body: Body) -> None:
+        """A message to oneself."""
+        self.put(port, Message(self._address, body))
+
+    def send(
+        self,
+        to: Address,
+        port: str,
+        body: Body,
+        vector: Vector | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Sends a copy; the kernel delivers it when the network lets it."""
+        data = encode(body)
+        self._raise_if_cancelled()
+        if wait:
+            self._enter()
+        key = (to, port)
+        while True:
+            if to in self._gone:
+                raise Gone(to)
+            if self._credits.get(key, 0) < CREDIT:
+                break
+            if not wait:
+                raise Full
+            self._credit_waiters.append(self.kernel.waiter())
+            self.kernel.park()
+            self._raise_if_cancelled()
+        if not self.kernel.reaches(to):
+            return
+        self._credits[key] = self._credits.get(key, 0) + 1
+        copy = None if vector is None else vector.copy()
+        if vector is not None:
+            self.traffic.setdefault(to, Traffic()).bytes += vector.nbytes
+        message = Message(self._address, json.loads(data), copy, lambda: self._give_credit(key))
+        self.kernel.send(self._address, to, port, message, len(data))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of vectors that this node has sent."""
+        return sum(traffic.bytes for traffic in self.traffic.values())
+
+    def receive(
+        self, port: str, from_: Address | None = None, timeout: float | None = None
+    ) -> Message:
+        """The next message."""
+        self._enter()
+        queue = self._port(port)
+        timer: Waiter | None = None
+        while True:
+            self._raise_if_cancelled()
+            message = queue.take(from_)
+            if message is not None:
+                if message.vector is None:
+                    message.release()
+                return message
+            if from_ is not None and from_ in self._gone:
+                raise Gone(from_)
+            if timer is not None and timer.fired:
+                raise TimedOut
+            waiter = self.kernel.waiter()
+            queue.waiters.append(waiter)
+            if timeout is not None:
+                if timer is None:
+                    timer = self.kernel.waiter()
+                    self.kernel.at(self.kernel.now + timeout, timer.fire)
+                timer.target = waiter
+            self.kernel.park()
+
+    def compute(self, work: Callable[[], T], cost: float) -> T:
+        """Runs ``work`` now (or skips it), and lets ``cost`` seconds pass."""
+        result = work() if self.kernel.numerics else None
+        self.sleep(cost * self._slowness)
+        return result  # type: ignore[return-value]
+
+    def keep_random_state(self) -> None:
+        """The kernel swaps torch's generator whenever this node is resumed."""
+        self.kernel.keep_random_state(self)
+
+    def cancel(self, reason: BaseException) -> None:
+        """Ends every blocking call of this node."""
+        self._reason = self._reason or reason
+        for port in self._ports.values():
+            port.wake()
+        self._wake_credit_waiters()
+        self.kernel.wake_all(self)
+
+    def close(self) -> None:
+        """Cancels, and waits until the activities have ended."""
+        self.cancel(Cancelled("closed"))
+        self.kernel.leave(self)
+
+    def die(self) -> None:
+        """Called by the kernel: nothing of this node may run any more."""
+        self._reason = Cancelled("killed")
+
+    def put(self, port: str, message: Message) -> None:
+        """Called by the kernel: a message has arrived."""
+        if message.sender not in self._gone:
+            queue = self._port(port)
+            queue.queue.append(message)
+            queue.wake()
+
+    def tell_lost(self, who: Address) -> None:
+        """Called by the kernel: a peer's connections have ended."""
+        self._notify({"kind": "lost", "who": str(who)}, lambda port: port.lost)
+
+    def coordinator_lost(self) -> None:
+        """Called by the kernel: the coordinator's connection has ended."""
+        self._gone.add(COORDINATOR)
+        self._credits = {k: n for k, n in self._credits.items() if k[0] != COORDINATOR}
+        self._wake_credit_waiters()
+        for port in self._ports.values():
+            port.wake()
+
+    def coordinator_back(self) -> None:
+        """Called by the kernel: the coordinator can be reached."""
+        self._gone.discard(COORDINATOR)
+        self._notify({"kind": "coordinator"}, lambda port: port.members)
+
+    def may_set_aside(self) -> None:
+        """Lets others run first, if the schedule says so."""
+        if self.kernel.scheduler.sets_aside():
+            waiter = self.kernel.waiter()
+            waiter.wake()
+            self.kernel.park()
+
+    def _enter(self) -> None:
+        check_may_block()
+        self._raise_if_cancelled()
+        self.may_set_aside()
+        self._raise_if_cancelled()
+
+    def _notify(self, body: Body, wanted: Callable[[_Port], bool]) -> None:
+        for port in self._ports.values():
+            if wanted(port):
+                port.queue.append(Message(self._address, body))
+            port.wake()
+        self._wake_credit_waiters()
+
+    def _give_credit(self, key: tuple[Address, str]) -> None:
+        if key in self._credits:
+            self._credits[key] -= 1
+            self._wake_credit_waiters()
+
+    def _wake_credit_waiters(self) -> None:
+        waiters, self._credit_waiters = self._credit_waiters, []
+        for waiter in waiters:
+            waiter.wake()
+
+    def _port(self, name: str) -> _Port:
+        port = self._ports.get(name)
+        if port is None:
+            port = self._ports[name] = _Port()
+        return port
+
+    def _raise_if_cancelled(self) -> None:
+        if self._reason is not None:
+            raise Cancelled(str(self._reason)) from self._reason

@@ -1,0 +1,259 @@
+"""A run on a Ray cluster: learners come up to a number, die and are replaced."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unisono.config import LinksConfig
+from unisono.errors import UserError
+from unisono.fabric.network.auth import make_token
+from unisono.launch.learner_job import LearnerJob
+from unisono.launch.local import GRACE_S, Outcome
+from unisono.launch.ray_actors import CoordinatorActor, LearnerActor, Report, ReportKind, folders_of
+from unisono.launch.ray_engine import NODE_LABEL, living_nodes
+from unisono.learner.placement import (
+    COORDINATOR_AT,
+    LEARNER,
+    LEARNERS,
+    TIMEOUT,
+    TOKEN,
+    link_environment,
+)
+
+NEWS_S = 30.0
+"""Seconds after which one is told that the run still waits for learners."""
+MOST_STILLBORN = 5
+"""Learners in a row that may die before they are ready."""
+
+
+@dataclass
+class _Learner:
+    """A learner's actor, from the wish for it to its end."""
+
+    number: int
+    actor: Any
+    prepared: Any
+    ended: Any
+    place: Report | None = None
+
+    @property
+    def next(self) -> Any:
+        """What is waited for: that it is ready, then that it has ended."""
+        return self.prepared if self.place is None else self.ended
+
+
+@dataclass(kw_only=True)
+class ClusterRun:
+    """A coordinator and learners as actors of a Ray cluster.
+
+    All ``most`` learners are asked for at once: Ray places those for which there is room, spread
+    over the machines, and the others when a machine joins. The run begins with ``least``. One that
+    dies is replaced by a newcomer with a number of its own. The coordinator is on this machine,
+    and is started again by Ray whenever it dies.
+    """
+
+    ray: Any
+    work: LearnerJob
+    least: int
+    most: int
+    cores: int = 1
+    gpus: int = 0
+    timeout: float = 10.0
+    metrics: Path | None = None
+    links: LinksConfig = field(default_factory=LinksConfig)
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    _learners: dict[int, _Learner] = field(default_factory=dict, init=False)
+    _next: int = field(default=0, init=False)
+    _unfit: dict[str, str] = field(default_factory=dict, init=False)
+    _stillborn: int = field(default=0, init=False)
+    _closing: bool = field(default=False, init=False)
+    _lost: list[str] = field(default_factory=list, init=False)
+    _failure: str = field(default="", init=False)
+
+    def run(self) -> Outcome:
+        """Runs to the end."""
+        self._directory = Path(tempfile.mkdtemp(prefix="unisono-"))
+        self._told = {TOKEN: make_token(), **link_environment(self.links)}
+        self._coordinator = self._start_coordinator()
+        try:
+            self._endpoint = self._find_coordinator()
+            self._served = self._coordinator.serve.remote()
+            for _ in range(self.most):
+                self._start_learner()
+            return self._watch()
+        finally:
+            for learner in self._learners.values():
+                self.ray.kill(learner.actor)
+            self.ray.kill(self._coordinator)
+            for folder in (self._directory, *folders_of(self._directory.name)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _start_coordinator(self) -> Any:
+        here = self.ray.get_runtime_context().get_node_id()
+        actor = self.ray.remote(CoordinatorActor).options(
+            name="coordinator",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            label_selector={NODE_LABEL: here},
+        )
+        metrics = None if self.metrics is None else str(self.metrics)
+        return actor.remote(
+            str(self._directory),
+            self.least,
+            self.timeout,
+            metrics,
+            self.ray.util.get_node_ip_address(),
+            self._told,
+        )
+
+    def _find_coordinator(self) -> str:
+        try:
+            endpoint: str = self.ray.get(self._coordinator.endpoint.remote())
+        except self.ray.exceptions.RayError as error:
+            raise UserError(f"the coordinator could not be started: {_reason(error)}") from None
+        self.say(f"coordinator is at {endpoint.split()[0]}")
+        return endpoint
+
+    def _start_learner(self) -> None:
+        number, self._next = self._next, self._next + 1
+        environment = {
+            COORDINATOR_AT: self._endpoint,
+            **self._told,
+            LEARNER: str(number),
+            LEARNERS: str(self.least),
+            TIMEOUT: str(self.timeout),
+        }
+        avoid = {NODE_LABEL: f"!in({','.join(self._unfit)})"} if self._unfit else None
+        actor = (
+            self.ray.remote(LearnerActor)
+            .options(
+                name=f"learner {number}",
+                num_cpus=self.cores,
+                num_gpus=self.gpus,
+                scheduling_strategy="SPREAD",
+                label_selector=avoid,
+            )
+            .remote(self.work, environment, self._directory.name)
+        )
+        self._learners[number] = _Learner(number, actor, actor.prepare.remote(), actor.run.remote())
+
+    def _watch(self) -> Outcome:
+        while not self._failure:
+            waiting = {learner.next: learner for learner in self._learners.values()}
+            found, _ = self.ray.wait([self._served, *waiting], timeout=self._patience())
+            if not found:
+                self.say(f"{self._placed} of {self.least} learners have a place; waiting for room")
+            elif found[0] == self._served:
+                break
+            else:
+                self._hear(waiting[found[0]])
+        self._let_end()
+        return self._outcome()
+
+    @property
+    def _placed(self) -> int:
+        return sum(learner.place is not None for learner in self._learners.values())
+
+    def _patience(self) -> float | None:
+        """Once there are enough learners there is always somebody whose end will be heard of."""
+        return NEWS_S if self._placed < self.least and not self._closing else None
+
+    def _hear(self, learner: _Learner) -> None:
+        """Something has happened to a learner."""
+        try:
+            report: Report = self.ray.get(learner.next)
+        except self.ray.exceptions.RayActorError as death:
+            self._on_death(learner, death)
+        except self.ray.exceptions.RayTaskError as error:
+            self._failure = f"learner {learner.number} failed:\n{error}"
+        else:
+            self._on_report(learner, report)
+
+    def _on_report(self, learner: _Learner, report: Report) -> None:
+        if report.kind is ReportKind.READY:
+            learner.place = report
+            self._stillborn = 0
+            self.say(f"learner {learner.number} is on {report.host}, process {report.pid}")
+            return
+        if report.kind is ReportKind.FINISHED:
+            self._close()  # first, or one of those who wait would get the place
+        self._remove(learner)
+        if report.kind is ReportKind.FAILED:
+            self.say(report.text)
+            self._failure = f"learner {learner.number} failed on {report.host}"
+        elif report.kind is ReportKind.UNFIT:
+            self._avoid(report)
+        elif report.kind is ReportKind.CUT_OFF:
+            self.say(f"learner {learner.number} was cut off ({report.text}); the others go on")
+            self._replace(learner)
+
+    def _on_death(self, learner: _Learner, death: Exception) -> None:
+        self._remove(learner)
+        reason = _reason(death)
+        if learner.place is None:
+            self._stillborn += 1
+            if self._stillborn >= MOST_STILLBORN:
+                self._failure = f"{self._stillborn} learners died before they were ready: {reason}"
+                return
+        self.say(f"learner {learner.number} was lost ({reason}); the others go on")
+        self._replace(learner)
+
+    def _replace(self, learner: _Learner) -> None:
+        self._lost.append(f"learner {learner.number}")
+        if not self._closing:
+            self._start_learner()
+
+    def _avoid(self, report: Report) -> None:
+        """That machine gets no more learners."""
+        if report.node not in self._unfit:
+            self._unfit[report.node] = report.text
+            self.say(f"no learner on {report.host}: {report.text}")
+        if all(node.id in self._unfit for node in living_nodes(self.ray) if node.cores):
+            self._failure = f"no machine can do the work; {report.host}: {report.text}"
+        elif not self._closing:
+            self._start_learner()
+
+    def _remove(self, learner: _Learner) -> None:
+        del self._learners[learner.number]
+        self.ray.kill(learner.actor)
+
+    def _close(self) -> None:
+        """Somebody has finished: who has no place yet need not come any more."""
+        self._closing = True
+        for learner in [each for each in self._learners.values() if each.place is None]:
+            self._remove(learner)
+
+    def _let_end(self) -> None:
+        """Those who are there have a while to leave in good order."""
+        placed = [each.ended for each in self._learners.values() if each.place is not None]
+        if placed:
+            self.ray.wait(placed, num_returns=len(placed), timeout=GRACE_S)
+
+    def _outcome(self) -> Outcome:
+        if self._failure:
+            return Outcome(True, self._failure, {}, self._lost)
+        try:
+            told = self.ray.get(self._served)
+        except self.ray.exceptions.RayError as error:
+            raise UserError(f"the coordinator ended: {_reason(error)}") from None
+        failure = (told["failure"] or {}).get("traceback", "")
+        if not failure and not told["over"] and not self._learners:
+            failure = "every learner was lost"
+        return Outcome(bool(failure), failure, told, self._lost)
+
+
+def _reason(error: Exception) -> str:
+    """What happened, of all that Ray tells about it."""
+    text = " ".join(str(error).split())
+    if "is unavailable" in text:
+        return "it cannot be reached"
+    found = re.search(r"because (its [a-z ]+ has died|[^.]+)", text)
+    return found[1] if found else text[:200] or type(error).__name__

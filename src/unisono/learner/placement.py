@@ -1,0 +1,212 @@
+"""Where a learner lives: alone, in a process of a run on one or more hosts, or in a simulation."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from unisono.config import LinksConfig
+from unisono.coordinator.journal import NoJournal
+from unisono.coordinator.service import Service, serve
+from unisono.errors import UserError
+from unisono.fabric import COORDINATOR, Address, Fabric, learner
+from unisono.fabric.local.host import Host
+from unisono.fabric.network.tcp_listener import NetworkSettings
+from unisono.learner.checkpoint_files import commit
+
+DIRECTORY = "UNISONO_DIRECTORY"
+LEARNER = "UNISONO_LEARNER"
+LEARNERS = "UNISONO_LEARNERS"
+TIMEOUT = "UNISONO_TIMEOUT"
+COORDINATOR_AT = "UNISONO_COORDINATOR"
+TOKEN = "UNISONO_TOKEN"
+INTERFACE = "UNISONO_INTERFACE"
+ENCRYPT = "UNISONO_ENCRYPT"
+COORDINATOR_SOCKET = "coordinator.sock"
+_YES = "1"
+_NEVER_S = 1e7
+"""Alone nobody is presumed dead: a process that is stopped stops its coordinator, too."""
+
+
+def link_environment(links: LinksConfig) -> dict[str, str]:
+    """What a process on another machine is told of its links, as environment variables."""
+    told = {ENCRYPT: _YES} if links.encrypt else {}
+    return told | ({INTERFACE: links.interface} if links.interface else {})
+
+
+def encrypts() -> bool:
+    """Whether this process was told to encrypt."""
+    return os.environ.get(ENCRYPT) == _YES
+
+
+def commit_checkpoint(body: dict[str, Any]) -> None:
+    """What a coordinator does when the last part of a checkpoint is there."""
+    commit(Path(body["folder"]), body["pool"], body["keep"])
+
+
+class Placement(Protocol):
+    """What a learner needs to know of its place in the run."""
+
+    number: int
+    """Which learner this is."""
+    learners: int
+    """How many the run begins with."""
+    timeout: float
+    """Seconds after which a silent learner is presumed dead."""
+    cost: float
+    """Seconds that one minibatch takes, where time is simulated."""
+
+    def node(self, address: Address) -> Fabric:
+        """A node for this learner, in this incarnation."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back."""
+        ...
+
+
+@dataclass
+class SingleProcess:
+    """Plain ``python train.py``: one learner, and the coordinator in the same process."""
+
+    number: int = 0
+    learners: int = 1
+    timeout: float = 60.0
+    cost: float = 0.0
+    sink: Callable[[dict[str, Any]], None] | None = None
+    service: Service | None = field(default=None, init=False)
+    _host: Host | None = field(default=None, init=False)
+
+    def node(self, address: Address) -> Fabric:
+        """The learner's node; its coordinator starts with it."""
+        host = self._host = Host()
+        coordinator = host.node(COORDINATOR)
+        service = Service(
+            coordinator,
+            NoJournal(),
+            expected=1,
+            timeout=_NEVER_S,
+            sink=self.sink,
+            on_checkpoint=commit_checkpoint,
+        )
+        self.service = service
+        node = host.node(address)
+
+        def work() -> None:
+            try:
+                serve(service)
+            except Exception as error:
+                # Nobody else would ever tell the learner, which waits for an answer.
+                node.cancel(error)
+
+        coordinator.spawn("serve", work)
+        return node
+
+    def close(self) -> None:
+        """Ends the coordinator, too."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+
+@dataclass
+class LaunchedProcess:
+    """One of several processes of a run, started by ``unisono`` or by another launcher.
+
+    With a ``directory`` it reaches the processes of this machine, over sockets in that folder; with
+    a ``network`` those of other machines. ``coordinator`` is where that one is reached, if it is
+    not a socket in the directory.
+    """
+
+    directory: Path | None
+    number: int
+    learners: int
+    timeout: float
+    cost: float = 0.0
+    network: NetworkSettings | None = None
+    coordinator: str = ""
+    _host: Host | None = field(default=None, init=False)
+
+    @classmethod
+    def from_environment(cls) -> LaunchedProcess | None:
+        """As the launcher has set it; None if this process was started by hand."""
+        given = os.environ
+        if DIRECTORY not in given and COORDINATOR_AT not in given:
+            return None
+        network, coordinator = None, given.get(COORDINATOR_AT, "")
+        if coordinator:
+            network = NetworkSettings.towards(
+                coordinator,
+                given.get(TOKEN, ""),
+                given.get(INTERFACE, ""),
+                encrypt=encrypts(),
+            )
+        return cls(
+            Path(given[DIRECTORY]) if DIRECTORY in given else None,
+            int(given[LEARNER]),
+            int(given[LEARNERS]),
+            float(given[TIMEOUT]),
+            network=network,
+            coordinator=coordinator,
+        )
+
+    def node(self, address: Address) -> Fabric:
+        """A node of this process; the process listens from the first one on."""
+        if self.directory is not None:
+            coordinator = self.coordinator or f"unix:{self.directory / COORDINATOR_SOCKET}"
+        else:
+            coordinator = self.coordinator
+        if self._host is None:
+            if (coordinator, self.number) in _lived:
+                raise UserError(
+                    "a run has one Learner a process: put all epochs into one draw(), or start "
+                    "another run for what comes after"
+                )
+            _lived.add((coordinator, self.number))
+            network = self.network
+            if network is not None:
+                # Whoever is dead must have been declared so before it counts as out of reach.
+                network = replace(network, patience=max(network.patience, 3 * self.timeout))
+            self._host = Host(self.directory, network=network)
+            if network is not None:
+                where = network.describe()
+                print(f"learner {self.number} listens on {where}", file=sys.stderr, flush=True)
+        return self._host.node(address, coordinator)
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+
+_lived: set[tuple[str, int]] = set()
+"""Coordinators of runs that this process has taken part in, and as which learner."""
+
+_placement: ContextVar[Placement | None] = ContextVar("unisono_site", default=None)
+
+
+@contextmanager
+def at_placement(placement: Placement) -> Iterator[None]:
+    """Learners that are made inside live there."""
+    token = _placement.set(placement)
+    try:
+        yield
+    finally:
+        _placement.reset(token)
+
+
+def find_placement() -> Placement:
+    """Where a new learner lives."""
+    return _placement.get() or LaunchedProcess.from_environment() or SingleProcess()
+
+
+def address_at(placement: Placement, incarnation: int = 0) -> Address:
+    """The learner's address in one of its incarnations."""
+    return learner(placement.number, incarnation)

@@ -1,0 +1,142 @@
+"""What a learner does next, as the coordinator assignments or lends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unisono.coordinator.client import Client
+from unisono.fabric import Address
+from unisono.pool.pool import Assignment
+from unisono.pool.ranges import Range, count, cut
+from unisono.strategies.base import RoundPlan, Sharding
+
+NO_ROUND = -1
+
+
+@dataclass(frozen=True)
+class EndOfRound:
+    """This learner's part of a round is trained, or there is nothing for it to train."""
+
+    sync_round: int
+    checkpoint: bool
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One position of the pool in this learner's hands."""
+
+    position: int
+    sync_round: int = NO_ROUND
+    """Static sharding: the sync round that ends its round."""
+    end: EndOfRound | None = None
+    """Static sharding: set if it is the last one of this learner's part."""
+    stand_in: bool = False
+    """Another learner's: computed to keep step, with weight 0."""
+    reached: int = 0
+    """How far the pool is handed out once it is trained, as a position.
+
+    Static sharding: the same for all learners at the same step of a round, so that what a user makes of it
+    (a learning rate) is the same, too.
+    """
+
+
+@dataclass(frozen=True)
+class NewAssignment:
+    """A new assignment begins."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class NoFreeLease:
+    """No lease is free at the moment: flush."""
+
+
+@dataclass(frozen=True)
+class PoolExhausted:
+    """Everything is committed."""
+
+    leader: Address | None
+    """The one that sees to the final model."""
+
+
+Item = Minibatch | NewAssignment | EndOfRound | NoFreeLease | PoolExhausted
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Asks for assignments or leases, ahead of the training."""
+
+    client: Client
+    address: Address
+    round_plan: RoundPlan
+    checkpoint_every: int
+    """Positions between checkpoints; 0: none."""
+    want: int
+    """Positions to ask for at a time (dynamic sharding)."""
+
+    def items(self) -> Iterator[Item]:
+        """Everything, until the pool is empty and committed."""
+        if self.round_plan.sharding is Sharding.STATIC:
+            return self._static()
+        return self._dynamic()
+
+    def _static(self) -> Iterator[Item]:
+        number: int | None = None
+        while True:
+            answer = self.client.call("assignment", "plan", number=number, patient=False)
+            if answer["kind"] == "wait":
+                yield NoFreeLease()
+                answer = self.client.call("assignment", "plan", number=number, patient=True)
+            if answer["kind"] == "over":
+                yield PoolExhausted(answer["leader"] and Address.parse(answer["leader"]))
+                return
+            assignment = Assignment.from_body(dict(answer))
+            number = assignment.number + 1
+            yield NewAssignment(assignment)
+            for round_ in range(assignment.rounds):
+                yield from self._round(assignment, round_)
+
+    def _round(self, assignment: Assignment, round_: int) -> Iterator[Item]:
+        sync_round = assignment.first + round_
+        members = len(assignment.members)
+        width = assignment.share * members
+        whole = cut(assignment.ranges, round_ * width, (round_ + 1) * width)
+        part = assignment.part(round_, self.address)
+        steps = count(part)
+        end = EndOfRound(sync_round, self._crosses(whole))
+        for step, position in enumerate(_positions(part), start=1):
+            if step < steps:
+                reached = cut(whole, step * members - 1, step * members)[0][1]
+                yield Minibatch(position, sync_round, reached=reached)
+            else:
+                yield Minibatch(position, sync_round, end, reached=whole[-1][1])
+        if part:
+            return
+        if self.round_plan.lockstep:
+            yield Minibatch(whole[0][0], sync_round, end, stand_in=True, reached=whole[-1][1])
+        else:
+            yield end
+
+    def _crosses(self, ranges: list[Range]) -> bool:
+        """Whether a round goes over a multiple of ``checkpoint_every``."""
+        every = self.checkpoint_every
+        return every > 0 and any(stop // every > start // every for start, stop in ranges)
+
+    def _dynamic(self) -> Iterator[Item]:
+        while True:
+            answer = self.client.call("draw", "plan", want=self.want, patient=False)
+            if answer["kind"] == "wait":
+                yield NoFreeLease()
+                answer = self.client.call("draw", "plan", want=self.want, patient=True)
+            if answer["kind"] == "over":
+                yield PoolExhausted(answer["leader"] and Address.parse(answer["leader"]))
+                return
+            for position in _positions([(a, b) for a, b in answer["ranges"]]):
+                yield Minibatch(position, reached=position + 1)
+
+
+def _positions(ranges: list[Range]) -> Iterator[int]:
+    for start, stop in ranges:
+        yield from range(start, stop)

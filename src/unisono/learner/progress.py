@@ -1,0 +1,62 @@
+"""Where a learner is in its data."""
+
+from __future__ import annotations
+
+from unisono.errors import UserError
+from unisono.learner.planner import Minibatch
+from unisono.learner.positions import Positions
+
+
+class Progress:
+    """The current minibatch, how far the run is, and which multiples of examples were passed."""
+
+    def __init__(self, positions: Positions, reached: int = 0) -> None:
+        self.current: Minibatch | None = None
+        self._positions = positions
+        self._reached = reached
+        self._passed: dict[int, bool] = {}
+
+    def advance(self, minibatch: Minibatch) -> None:
+        """A minibatch is drawn."""
+        self.current = minibatch
+        self._reached = max(self._reached, minibatch.reached)
+        for examples in self._passed:
+            self._passed[examples] |= self._passes(examples)
+
+    def finish(self) -> None:
+        """Everything is trained."""
+        self._reached = self._positions.total
+
+    @property
+    def progress(self) -> float:
+        """The share of all minibatches that were handed out so far."""
+        return self._reached / self._positions.total
+
+    @property
+    def examples(self) -> int:
+        """As ``progress``, in examples."""
+        return self._positions.examples_before(self._reached)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current minibatch."""
+        if self.current is not None:
+            return self._positions.epoch(self.current.position)
+        return self._positions.epoch(max(self._reached - 1, 0))
+
+    def every(self, examples: int) -> bool:
+        """Whether, since the last call, this learner trained past a multiple of ``examples``."""
+        if examples < 1:
+            raise UserError(f"every(examples={examples}): it must be at least 1")
+        passed = self._passed.get(examples)
+        if passed is None:
+            passed = self._passes(examples)
+        self._passed[examples] = False
+        return passed
+
+    def _passes(self, examples: int) -> bool:
+        current = self.current
+        if current is None or current.stand_in:
+            return False
+        start = self._positions.examples_before(current.position)
+        return (start + self._positions.count(current.position)) // examples > start // examples

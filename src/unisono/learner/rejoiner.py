@@ -1,0 +1,118 @@
+"""The learner's lives in a run: one session after the other."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from unisono.coordinator.client import Refused
+from unisono.errors import UserError
+from unisono.fabric import Cancelled
+from unisono.learner.placement import Placement, address_at
+from unisono.learner.planner import Minibatch
+from unisono.learner.session import Session
+
+_LONGEST_TRACEBACK = 32768
+
+
+class Rejoiner:
+    """Sessions of one learner.
+
+    A refusal (the learner was presumed dead) ends a life, not the loop: until the next minibatch
+    nothing that the user does has an effect on the run, and that minibatch is drawn in the next
+    life, with the state of a learner that is in step.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        make: Callable[[Any], Session[Any]],
+        on_join: Callable[[Session[Any]], None],
+        on_rejoin: Callable[[], None],
+    ) -> None:
+        self._placement = placement
+        self._make = make
+        self._on_join = on_join
+        self._on_rejoin = on_rejoin
+        self._incarnation = 0
+        self._refused = False
+        self.current: Session[Any] | None = None
+        """The life that is lived, or the last one; None between two."""
+
+    @property
+    def session(self) -> Session[Any]:
+        """The current life."""
+        assert self.current is not None
+        return self.current
+
+    def next(self) -> tuple[Minibatch, Any] | None:
+        """The next minibatch, in the next incarnation if this one was refused."""
+        while True:
+            found = None
+            with self.surviving():
+                if self.current is None:
+                    self._begin()
+                found = self.session.stepper.next()
+                if found is None:
+                    self.session.stepper.finish()
+            if not self._refused:
+                return found
+            self.session.fabric.close()
+            self.current = None
+            self._refused = False
+            self._incarnation += 1
+            self._on_rejoin()
+
+    def surviving(self) -> Rejoiner:
+        """A refusal inside ends the life, quietly."""
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, end: BaseException | None, trace: object
+    ) -> bool:
+        if end is None or not isinstance(reason_of(end), Refused):
+            return False
+        self._refused = True
+        if self.current is not None:
+            self.current.replica.abort_update()
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """The loop is over: leaves in good order, or says what went wrong."""
+        if self.current is None:
+            return
+        if error is None:
+            self.current.replica.abort_update()
+            with self.surviving():
+                self.current.client.call("leave", "session")
+        elif isinstance(error, Exception) and not isinstance(error, Cancelled):
+            self.current.replica.abort_update()
+            self._report(error)
+
+    def _begin(self) -> None:
+        fabric = self._placement.node(address_at(self._placement, self._incarnation))
+        fabric.keep_random_state()
+        self.current = self._make(fabric)
+        self._on_join(self.current)
+
+    def _report(self, error: Exception) -> None:
+        """A bug (or bad input) ends the run everywhere, with this traceback first."""
+        if isinstance(error, UserError):
+            text = str(error)
+        else:
+            text = "".join(traceback.format_exception(error))
+        try:
+            self.session.client.tell("failed", traceback=text[-_LONGEST_TRACEBACK:])
+        except Cancelled:
+            return
+
+
+def reason_of(end: BaseException) -> BaseException:
+    """Why a node was cancelled; any other exception is its own reason."""
+    if isinstance(end, Cancelled) and end.__cause__ is not None:
+        return end.__cause__
+    return end

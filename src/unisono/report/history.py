@@ -1,0 +1,250 @@
+"""A run as the report sees it: its files read, and the curves that are in its events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from unisono.config import Config
+from unisono.report.word_errors import Decoded, read_decoded
+from unisono.runs.directory import RunDirectory
+from unisono.runs.metrics import Event
+from unisono.runs.summary import Summary
+
+Point = tuple[float, float]
+Curve = list[list[Point]]
+"""Pieces of a line: where a run was resumed or a learner was away, it is broken; some are empty."""
+
+Abscissa = Callable[[Event], float | None]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A learner that was lost or joined."""
+
+    time: float
+    learner: str
+    lost: bool
+    reason: str
+
+
+@dataclass
+class Track:
+    """One learner through the run.
+
+    Attributes:
+        name: what it is called.
+        rate: its examples a second against time.
+        examples: examples that it trained.
+        seconds: how long it was there.
+        data_wait_s: how long of that it waited for data.
+        round_wait_s: how long of that it waited for others.
+    """
+
+    name: str
+    rate: Curve = field(default_factory=list)
+    examples: float = 0.0
+    seconds: float = 0.0
+    data_wait_s: float = 0.0
+    round_wait_s: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Examples a second of computing: waiting for others does not make a learner slow."""
+        computing = self.seconds - self.data_wait_s - self.round_wait_s
+        return self.examples / computing if computing > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class History:
+    """One run: what was asked, what came of it, what happened. Times go on over a resumption."""
+
+    name: str
+    config: Config
+    summary: Summary | None
+    events: list[Event]
+    decoded: list[Decoded] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path, name: str) -> History:
+        """Reads a run, finished or not."""
+        run = RunDirectory.open(path)
+        events = _data_seen(_one_clock(run.read_metrics()))
+        decoded = read_decoded(path)
+        return cls(name, run.read_config(), run.read_summary(), events, decoded)
+
+    def without_start_up(self) -> History:
+        """Returns the run with its clock at 0 when the last of its first learners had joined.
+
+        As in the summary's ``wall_s``: processes take seconds to start, and several take longer
+        than one. Of a run in one piece; what happened before is at 0, and that the first learners
+        joined is no news.
+        """
+        first = self.named("joined")[: self.config.first_learners]
+        begun = max((event["time"] for event in first), default=0.0)
+        known = {id(event) for event in first}
+        later = [event for event in self.events if id(event) not in known]
+        shifted = [{**event, "time": max(0.0, event["time"] - begun)} for event in later]
+        return replace(self, events=shifted)
+
+    def named(self, *names: str) -> list[Event]:
+        """Returns the events of these names, in order."""
+        return [event for event in self.events if event["event"] in names]
+
+    def losses(self, x: Abscissa) -> list[Curve]:
+        """Returns the training loss of each learner."""
+        return self.numbers("train", "loss", x)
+
+    def numbers(self, name: str, key: str, x: Abscissa) -> list[Curve]:
+        """Returns a number of the events of a name, for each learner."""
+        curves: dict[str, Curve] = {}
+        for part, event in self._parts(name):
+            curve = curves.setdefault(str(event["learner"]), [])
+            _add(curve, part, x(event), number(event, key))
+        return list(curves.values())
+
+    def checks(self, key: str, x: Abscissa) -> Curve:
+        """Returns a number of the validation events."""
+        return self.series("validation", key, x)
+
+    def series(self, name: str, key: str, x: Abscissa) -> Curve:
+        """Returns a number of the events of a name, whichever learner told of them."""
+        curve: Curve = []
+        for part, event in self._parts(name):
+            _add(curve, part, x(event), number(event, key))
+        return curve
+
+    def _parts(self, name: str) -> Iterator[tuple[int, Event]]:
+        """Yields the events of a name, each with the number of starts before it."""
+        part = 0
+        for event in self.events:
+            if event["event"] == "start":
+                part += 1
+            elif event["event"] == name:
+                yield part, event
+
+    def marks(self) -> list[Mark]:
+        """Returns who was lost and who joined, in order."""
+        return [
+            Mark(
+                event["time"],
+                str(event["learner"]),
+                event["event"] == "lost",
+                str(event.get("reason") or ""),
+            )
+            for event in self.named("lost", "joined")
+        ]
+
+    def tracks(self) -> list[Track]:
+        """Returns the learners, by name."""
+        tracks: dict[str, Track] = {}
+        since: dict[str, float] = {}
+        trained: dict[str, float] = {}
+        began = 0.0
+        for event in self.named("start", "joined", "lost", "train"):
+            name, time = str(event["learner"]), event["time"]
+            if event["event"] == "start":
+                began = time
+                since.clear()
+                trained.clear()
+                continue
+            if event["event"] == "train":
+                track = tracks.setdefault(name, Track(name))
+                rate, examples = number(event, "rate"), number(event, "examples") or 0.0
+                _add(track.rate, len(track.rate) - (name in trained), time, rate)
+                seconds = max(0.0, time - since.get(name, began))
+                # After a break the count may go on, or begin anew: the rate knows better.
+                step = examples - trained[name] if name in trained else (rate or 0.0) * seconds
+                track.examples += max(0.0, step)
+                track.seconds += seconds
+                track.data_wait_s += number(event, "data_wait_s") or 0.0
+                track.round_wait_s += number(event, "round_wait_s") or 0.0
+                trained[name] = examples
+            else:
+                trained.pop(name, None)
+            since[name] = time
+        return sorted(tracks.values(), key=lambda track: _natural(track.name))
+
+
+def number(event: Event, key: str) -> float | None:
+    """Returns a finite number of an event, or None where there is none."""
+    value = event.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def by_time(event: Event) -> float | None:
+    """The abscissa of curves against wall-clock."""
+    return number(event, "time")
+
+
+def by_examples(event: Event) -> float | None:
+    """The abscissa of curves against the data seen by all learners."""
+    return number(event, "global_examples")
+
+
+def thin(points: Iterable[Point], most: int) -> list[Point]:
+    """Returns at most so many points: means over equal stretches of the abscissa."""
+    ordered = sorted(points)
+    if len(ordered) <= most:
+        return ordered
+    low, high = ordered[0][0], ordered[-1][0]
+    bins: dict[int, list[Point]] = {}
+    for point in ordered:
+        share = (point[0] - low) / (high - low) if high > low else 0.0
+        bins.setdefault(min(most - 1, int(share * most)), []).append(point)
+    return [_mean(bin_) for bin_ in bins.values()]
+
+
+def mean_curve(curves: Sequence[Curve], most: int = 120) -> Curve:
+    """Returns one curve through several learners': the mean over short stretches.
+
+    The k-th pieces of all curves belong together: they lie between the same two starts. There
+    are no more stretches than a learner has points, or the mean would jump between learners.
+    """
+    pieces: Curve = []
+    for k in range(max((len(curve) for curve in curves), default=0)):
+        together = [curve[k] for curve in curves if len(curve) > k and curve[k]]
+        points = [point for piece in together for point in piece]
+        pieces.append(thin(points, min(most, max(1, len(points) // max(1, len(together))))))
+    return pieces
+
+
+def _mean(points: Sequence[Point]) -> Point:
+    count = len(points)
+    return sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+
+
+def _add(curve: Curve, part: int, x: float | None, y: float | None) -> None:
+    while len(curve) <= part:
+        curve.append([])
+    if x is not None and y is not None:
+        curve[part].append((x, y))
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdecimal() else (2**63, name)
+
+
+def _one_clock(events: list[Event]) -> list[Event]:
+    """Shifts the times of a resumed run whose clock began at 0 again."""
+    shifted, last, offset = [], 0.0, 0.0
+    for event in events:
+        if event["event"] == "start" and event["time"] + offset < last:
+            offset = last - event["time"]
+        time = event["time"] + offset
+        last = max(last, time)
+        shifted.append({**event, "time": time})
+    return shifted
+
+
+def _data_seen(events: list[Event]) -> list[Event]:
+    """Gives events that do not say how much data was seen what was last said before them."""
+    filled, seen = [], None
+    for event in events:
+        seen = event.get("global_examples", seen)
+        filled.append(event if seen is None else {**event, "global_examples": seen})
+    return filled

@@ -1,0 +1,102 @@
+"""The report's section on learning: loss, log-prob and accuracy, all runs over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.report.axes import Quantity, make_axis
+from unisono.report.charts import COLOURS, Line, Look, colour_of, line_chart
+from unisono.report.history import Abscissa, History, by_examples, by_time, mean_curve, thin
+from unisono.report.page import charts, legend
+
+
+@dataclass(frozen=True)
+class Against:
+    """What a curve is drawn against."""
+
+    name: str
+    title: str
+    quantity: Quantity
+    of: Abscissa
+
+
+ABSCISSAE = (
+    Against("examples", "examples of all learners", Quantity.COUNT, by_examples),
+    Against("time", "time", Quantity.TIME, by_time),
+)
+
+
+def learning(histories: Sequence[History]) -> list[str]:
+    """Returns the section as HTML."""
+    figures: list[str] = []
+    for x in ABSCISSAE:
+        lines = _losses(histories, x.of)
+        figures += figure("Training loss", "loss (nats/frame)", x, lines, histories)
+    for x in ABSCISSAE:
+        lines = _checks(histories, "logprob", x.of)
+        if len(histories) == 1:
+            train = histories[0].checks("train_logprob", x.of)
+            lines.insert(0, Line("training frames", train, 1, Look.DASHED, dots=True))
+        figures += figure("Held-out log-prob", "log-prob (nats/frame)", x, lines, histories)
+    for x in ABSCISSAE:
+        lines = _checks(histories, "accuracy", x.of)
+        figures += figure("Held-out accuracy", "frames right", x, lines, histories)
+    if not figures:
+        return ["<h2>Learning</h2>", '<p class="soft">Nothing was trained yet.</p>']
+    return ["<h2>Learning</h2>", _legend(histories), charts(figures)]
+
+
+def _losses(histories: Sequence[History], x: Abscissa) -> list[Line]:
+    """A line a run: the mean of its learners; a run alone shows each learner faintly too."""
+    lines: list[Line] = []
+    for i, history in enumerate(histories):
+        curves = history.losses(x)
+        if len(histories) == 1 and len(curves) > 1:
+            for curve in curves:
+                pieces = [thin(piece, 150) for piece in curve]
+                lines.append(Line("one learner", pieces, i, Look.FAINT))
+        lines.append(Line(history.name, mean_curve(curves), i))
+    return lines
+
+
+def _checks(histories: Sequence[History], key: str, x: Abscissa) -> list[Line]:
+    return [
+        Line(history.name, history.checks(key, x), i, dots=True)
+        for i, history in enumerate(histories)
+    ]
+
+
+def figure(
+    name: str, y_title: str, x: Against, lines: Sequence[Line], histories: Sequence[History]
+) -> list[str]:
+    """Draws a chart of lines of runs, or none where there is nothing to draw."""
+    heights = [point[1] for line in lines for piece in line.curve for point in piece]
+    if not heights:
+        return []
+    quantity = Quantity.SHARE if name.endswith("accuracy") else Quantity.NUMBER
+    # All charts against the same thing end at the same place, so that they can be read together.
+    places = [x.of(event) for history in histories for event in history.events]
+    seen = (place for place in places if place is not None)
+    across = make_axis(x.title, seen, x.quantity, zero=True, snug=True, most=8)
+    up = make_axis(y_title, heights, quantity)
+    # With several runs nobody could tell whose learner a mark means; each run shows its own below.
+    marks = histories[0].marks() if len(histories) == 1 and x.of is by_time else []
+    return [line_chart(f"{name} against {x.name}", across, up, lines, marks)]
+
+
+def _legend(histories: Sequence[History]) -> str:
+    if len(histories) > 1:
+        return legend(
+            [
+                ("dashed" if i >= COLOURS else "", colour_of(i), history.name)
+                for i, history in enumerate(histories)
+            ]
+        )
+    entries = [("dashed", colour_of(1), "log-prob of training frames")]
+    if len(histories[0].losses(by_time)) > 1:
+        entries.insert(0, ("faint", colour_of(0), "each learner"))
+        entries.insert(0, ("", colour_of(0), "mean of the learners; consensus on held-out frames"))
+    else:
+        entries.insert(0, ("", colour_of(0), "the learner; held-out frames"))
+    return legend(entries)

@@ -1,0 +1,3 @@
+"""What several strategies are built on: sync rounds, pairwise exchanges, a parameter server."""
+
+from __future__ import annotations

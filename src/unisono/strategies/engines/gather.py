@@ -1,0 +1,93 @@
+"""The mean of everybody's model, where there is no common one: asked for, and at the end."""
+
+from __future__ import annotations
+
+import math
+
+from unisono.fabric import Address, Fabric, Gone, Vector
+
+SHOWN = "shown"
+FINAL = "final"
+
+
+class ModelGather:
+    """Collects models at one learner; nobody's computing waits for it.
+
+    The mean of n models and their distance from it, with one vector beside the model that has just
+    come: with d = x - m, for the k-th model,
+
+        m <- m + d / k        s <- s + |d|^2 (k - 1) / k
+
+    so that s = sum_i |x_i - m|^2 at the end; the distance is sqrt(s / n).
+    """
+
+    def __init__(self, fabric: Fabric, port: str) -> None:
+        self._fabric = fabric
+        self._port = port
+        self.final: Vector | None = None
+        """The mean that all ended with."""
+        fabric.port(SHOWN)
+        fabric.port(FINAL)
+
+    def mean(self, own: Vector) -> tuple[Vector, int, float]:
+        """The mean of one's own and all others' models as they are now; how many; the distance."""
+        asked = []
+        for member in self._others():
+            try:
+                self._fabric.send(member, self._port, {"kind": "show"})
+                asked.append(member)
+            except Gone:
+                continue
+        return self._collect(own, asked, SHOWN)
+
+    def show(self, to: Address, model: Vector | None) -> None:
+        """Answers one who wants the mean; without a model if this learner has none yet."""
+        self._fabric.send(to, SHOWN, {}, model)
+
+    def finish(self, leader: Address | None, own: Vector) -> Vector:
+        """The mean of all who end, the same at each of them: the leader's.
+
+        If the leader dies, the lowest address of those who are left collects once more.
+        """
+        while True:
+            others = self._others()
+            me = self._fabric.address
+            if leader is None or not (leader == me or leader in others):
+                leader = min([me, *others])
+            if leader == me:
+                self.final, _, _ = self._collect(own, others, FINAL)
+                for member in others:
+                    try:
+                        self._fabric.send(member, FINAL, {}, self.final)
+                    except Gone:
+                        continue
+                return self.final
+            try:
+                self._fabric.send(leader, FINAL, {}, own)
+                message = self._fabric.receive(FINAL, leader)
+            except Gone:
+                leader = None
+                continue
+            assert message.vector is not None
+            self.final = message.vector.copy()
+            message.release()
+            return self.final
+
+    def _others(self) -> list[Address]:
+        return [a for a in self._fabric.members().addresses() if a != self._fabric.address]
+
+    def _collect(self, own: Vector, members: list[Address], port: str) -> tuple[Vector, int, float]:
+        mean, spare = own.copy(), own.like()
+        count, squares = 1, 0.0
+        for member in members:
+            try:
+                message = self._fabric.receive(port, member)
+            except Gone:
+                continue
+            if message.vector is not None:
+                count += 1
+                spare.difference(message.vector, mean)
+                mean.add(spare, 1 / count)
+                squares += spare.norm() ** 2 * (count - 1) / count
+            message.release()
+        return mean, count, math.sqrt(squares / count)

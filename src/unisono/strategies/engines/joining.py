@@ -1,0 +1,30 @@
+"""How a learner of a strategy with dynamic sharding gets in: with the state of one that is in already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unisono.coordinator.client import Client
+from unisono.fabric import Address, Gone
+
+
+def join_dynamic(
+    client: Client, receive_state: Callable[[Address], None], rounds: Callable[[], int]
+) -> bool:
+    """Asks for a donor until one has handed over a state that is not out of date already.
+
+    Returns False if the run is over. The first learner begins with what it has.
+    """
+    while True:
+        answer = client.call("enter", "entered")
+        if answer["kind"] == "over":
+            return False
+        if answer["donor"] is None:
+            return True
+        try:
+            receive_state(Address.parse(answer["donor"]))
+        except Gone:
+            continue
+        answer = client.call("welcomed", "entered", rounds=rounds())
+        if answer["kind"] == "in":
+            return True

@@ -1,0 +1,361 @@
+"""Exchanges of two: the engine of strategies whose learners mix in pairs, beside computing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.coordinator.output import STRATEGY
+from unisono.fabric import Address, Gone, Message, Precision, Vector
+from unisono.pool.pool import Assignment
+from unisono.strategies.base import Diverged, Participant, Replica, StateBundle, TrainedWork
+from unisono.strategies.engines.gather import ModelGather
+from unisono.strategies.engines.joining import join_dynamic
+from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
+
+PORT = STRATEGY
+ENDED = "ended"
+Notes = dict[str, list[list[int]]]
+"""Positions by the learner that trained them."""
+
+
+class PairwiseParticipant(Participant):
+    """One learner's part in mixing by pairs.
+
+    Learner i asks j with its model x_i (parameters plus pending deltas), j answers with x_j, and
+
+        x_i <- x_i + (x_j - x_i) / 2        x_j <- x_j + (x_i - x_j) / 2
+
+    each as a delta that its own thread adds in its next update. The two are exact negatives of each
+    other, so the sum of all models stays what it is whenever each is applied, and no step that is
+    made meanwhile is lost. In bfloat16 each side computes with the two models as they travelled,
+    its own rounded as well, so this holds there, too.
+
+    **One exchange at a time**, from a model that is given to the delta that comes of it: who
+    answers is done at once; who asks, when it has the answer. Asked in between, it takes the
+    question of the very one it asks as its answer (as does that one), tells a lower address that
+    it is busy, and lets a higher one wait. So whoever waits, waits for a lower address: there is
+    no circle, for any number of learners. Computing waits for nothing.
+
+    **Committing.** A model travels with notes of all work in it that the coordinator may not know of:
+    the learner's own, and what it took in from others and told of without being heard yet. Whoever
+    takes a model in tells of the work in it: that is in state which survives its trainer then. Of a
+    member that is gone, each tells, after the last word of it, that there is nothing more to come;
+    then the coordinator gives out again what nobody has told of. So a minibatch is trained again
+    only if no living model contains it. Two that die before either has exchanged with a third take
+    with them what only they had.
+    """
+
+    def __init__(
+        self, replica: Replica, every: int, precision: Precision = Precision.FLOAT32
+    ) -> None:
+        super().__init__(replica)
+        self._every = every
+        self._precision = precision
+        self._examples = 0
+        self._gathering = ModelGather(self.fabric, PORT)
+        self._entered = False
+        self._in = False
+        """As ``_entered``, for the agent."""
+        self._asked: Address | None = None
+        self._model: Vector | None = None
+        self._began = 0.0
+        self._open = TrainedWork()
+        """Trained, and in no other's model as far as is known."""
+        self._in_question = TrainedWork()
+        self._given: dict[Address, TrainedWork] = {}
+        """Given in answers; the one who asked tells of it, unless it dies."""
+        self._waiting: deque[Message] = deque()
+        self._turned_away: set[Address] = set()
+        self._turned_away_by: Address | None = None
+        self._told: list[tuple[int, Notes]] = []
+        """What the coordinator was told and has not said to have heard."""
+        self._unclosed: list[str] = []
+        self._draining = False
+        self._ending = False
+        self._kept: tuple[int, StateBundle] | None = None
+
+    def partner(self, members: list[Address], round_: int) -> Address:
+        """Whom to ask in one's own round of that number; oneself, if there is nobody else."""
+        raise NotImplementedError
+
+    # The learner's thread.
+
+    def start(self) -> None:
+        """Spawns the agent."""
+        self.fabric.port(PORT, members=True)
+        self.fabric.port(ENDED)
+        self.fabric.spawn("agent", self._run)
+
+    def enter(self, assignment: Assignment | None) -> bool:
+        """Begins with the model of one that is in already."""
+        self._entered = join_dynamic(self.client, self._receive_state, lambda: 0)
+        if self._entered:
+            self.fabric.post(PORT, {"kind": "entered"})
+        return self._entered
+
+    def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
+        """Counts the examples since the last exchange."""
+        self._examples += work.examples
+
+    def after_update(self) -> None:
+        """Lets the agent know when it is time."""
+        if self._examples >= self._every:
+            self._examples = 0
+            self.fabric.post(PORT, {"kind": "tick"})
+
+    def flush(self) -> None:
+        """From now on the agent asks until all that was trained is in others' models, too."""
+        self.fabric.post(PORT, {"kind": "drain"})
+
+    def finish(self, leader: Address | None) -> None:
+        """The mean of all models, which all end with."""
+        if not self._entered:
+            return
+        self.fabric.post(PORT, {"kind": "end"})
+        self.fabric.receive(ENDED)
+        self.replica.replace(self._gathering.finish(leader, self.replica.snapshot().vector))
+
+    def consensus(self) -> Vector | None:
+        """The mean of the models that the living have now, or ended with."""
+        if self._gathering.final is not None:
+            return self._gathering.final.copy()
+        own = self.replica.export(optimizer=False).vectors["parameters"]
+        mean, members, distance = self._gathering.mean(own)
+        self.replica.event("consensus", members=members, distance=distance)
+        return mean
+
+    def restore(self, bundle: StateBundle) -> None:
+        """The model at the cut of a checkpoint."""
+        self.rounds = bundle.plain["rounds"]
+        self.replica.replace(bundle.vectors["parameters"])
+
+    def take_checkpoint(self) -> tuple[int, StateBundle] | None:
+        """What the coordinator asked to keep."""
+        kept, self._kept = self._kept, None
+        return kept
+
+    def _receive_state(self, donor: Address) -> None:
+        bundle = receive_bundle(self.fabric, donor)
+        notes = bundle.plain["notes"]
+        self.replica.take_over(bundle)
+        self.fabric.post(PORT, {"kind": "took over", "notes": notes})
+
+    # The agent.
+
+    def _run(self) -> None:
+        while True:
+            self._handle(self.fabric.receive(PORT))
+            self._go_on()
+
+    def _handle(self, message: Message) -> None:
+        kind, sender = message.body["kind"], message.sender
+        if kind == "ask":
+            self._on_ask(message)
+        elif kind == "answer" and sender == self._asked:
+            self._conclude(message)
+        elif kind == "busy" and sender == self._asked:
+            self._give_up()
+            self._turned_away_by = sender
+        elif kind == "free" and sender == self._turned_away_by:
+            self._turned_away_by = None
+        elif kind == "members":
+            for gone in message.body["gone"]:
+                self._on_gone(Address.parse(gone))
+        elif kind == "tick":
+            self._draining = False
+            self._ask()
+        elif kind == "drain":
+            self._draining = True
+            self._open.add(self.replica.take_work())
+        elif kind == "took over":
+            self._commit(message.body["notes"])
+        elif kind == "entered":
+            self._in = True
+        elif kind == "welcome":
+            self._welcome(Address.parse(message.body["to"]))
+        elif kind == "show":
+            self._show(sender)
+        elif kind == "cut":
+            self._cut(message.body["sync_round"])
+        elif kind == "end":
+            self._ending = True
+
+    def _go_on(self) -> None:
+        """What is due while this learner is in no exchange."""
+        while self._asked is None and self._in:
+            while self._unclosed:
+                self.client.tell("closed", gone=self._unclosed.pop())
+            if self._ending:
+                self._refuse_all()
+                self.fabric.post(ENDED, {})
+                self._in = False
+                return
+            if self._waiting:
+                self._answer(self._waiting.popleft())
+                continue
+            while self._turned_away:
+                self._tell(self._turned_away.pop(), {"kind": "free"})
+            if not (self._draining and self._open.ranges and self._turned_away_by is None):
+                return
+            self._ask()
+
+    # Asking.
+
+    def _ask(self) -> None:
+        """Begins an exchange, unless one is under way."""
+        if self._asked is not None or not self._in or self._ending:
+            return
+        self._turned_away_by = None
+        self._began = self.fabric.now()
+        model, notes = self._take_model()
+        while True:
+            members = self.fabric.members().addresses()
+            partner = self.partner(members, self.rounds)
+            self.rounds += 1
+            if partner == self.fabric.address:
+                self._mix(model.copy(), model)
+                self._commit(notes)
+                self._open, self._given = TrainedWork(), {}
+                return
+            if self._tell(partner, {"kind": "ask", "notes": notes}, self._round(model)):
+                break
+        self._asked, self._model = partner, model
+        self._in_question, self._open = self._open, TrainedWork()
+
+    def _conclude(self, message: Message) -> None:
+        """The other's model is here: as an answer, or as a question that crossed one's own."""
+        assert self._model is not None and message.vector is not None
+        partner, notes = message.sender, dict(message.body["notes"])
+        notes[str(self.fabric.address)] = self._note(self._in_question)
+        nbytes = message.vector.nbytes
+        self._mix(self._model, message.vector)
+        message.release()
+        self._commit(notes)
+        self._asked, self._model = None, None
+        self._in_question, self._given = TrainedWork(), {}
+        self.replica.event(
+            "round",
+            round=self.rounds - 1,
+            time_s=self.fabric.now() - self._began,
+            bytes=nbytes,
+            members=2,
+            partner=partner.number,
+        )
+
+    def _give_up(self) -> None:
+        """No answer will come: the work stays to be shared."""
+        work, self._in_question = self._in_question, TrainedWork()
+        work.add(self._open)
+        self._asked, self._model, self._open = None, None, work
+
+    # Being asked.
+
+    def _on_ask(self, message: Message) -> None:
+        sender = message.sender
+        if sender == self._asked:
+            self._conclude(message)
+        elif not self._in or (self._asked is not None and sender < self.fabric.address):
+            message.release()
+            self._turned_away.add(sender)
+            self._tell(sender, {"kind": "busy"})
+        else:
+            self._waiting.append(message)
+
+    def _answer(self, message: Message) -> None:
+        sender = message.sender
+        model, notes = self._take_model()
+        if self._tell(sender, {"kind": "answer", "notes": notes}, self._round(model)):
+            self._commit(message.body["notes"])
+            given = self._given.setdefault(sender, TrainedWork())
+            given.add(self._open)
+            self._open = TrainedWork()
+            self._mix(model, message.vector)
+        message.release()
+
+    def _refuse_all(self) -> None:
+        while self._waiting:
+            message = self._waiting.popleft()
+            message.release()
+            self._tell(message.sender, {"kind": "busy"})
+
+    # Both.
+
+    def _take_model(self) -> tuple[Vector, Notes]:
+        """The model, and all work in it that the coordinator may not know of, by owner."""
+        snapshot = self.replica.snapshot()
+        if not snapshot.vector.finite():
+            raise Diverged(self.fabric.address, self.rounds)
+        self._open.add(snapshot.work)
+        self._told = [(n, notes) for n, notes in self._told if self.client.is_pending(n)]
+        mine = self._note(self._open) + self._in_question.note()
+        all_notes: Notes = {str(self.fabric.address): mine}
+        for _, notes in self._told:
+            for owner, note in notes.items():
+                all_notes[owner] = all_notes.get(owner, []) + note
+        return snapshot.vector, all_notes
+
+    def _round(self, model: Vector) -> Vector:
+        """The model as it travels; what is kept here becomes the same."""
+        rounded = model.rounded(self._precision)
+        if rounded is not model:
+            model.assign(rounded)
+        return rounded
+
+    def _note(self, work: TrainedWork) -> list[list[int]]:
+        """Positions, and those that were given in answers."""
+        note = work.note()
+        for given in self._given.values():
+            note += given.note()
+        return note
+
+    def _mix(self, mine: Vector, theirs: Any) -> None:
+        """Hands in half the difference; ``mine`` is used up."""
+        mine.difference(theirs, mine)
+        mine.scale(0.5)
+        self.replica.add(mine)
+
+    def _commit(self, notes: Mapping[str, list[list[int]]]) -> None:
+        notes = {owner: note for owner, note in notes.items() if note}
+        if notes:
+            self._told.append((self.client.tell("commit", notes=notes), notes))
+            self.replica.record(notes=notes)
+
+    def _tell(self, to: Address, body: dict[str, Any], vector: Vector | None = None) -> bool:
+        try:
+            self.fabric.send(to, PORT, body, vector)
+        except Gone:
+            return False
+        return True
+
+    def _on_gone(self, who: Address) -> None:
+        self._unclosed.append(str(who))
+        self._turned_away.discard(who)
+        if who == self._asked:
+            self._give_up()
+        if who == self._turned_away_by:
+            self._turned_away_by = None
+        if who in self._given:
+            self._open.add(self._given.pop(who))
+
+    # For others, and for later.
+
+    def _welcome(self, newcomer: Address) -> None:
+        model, notes = self._take_model()
+        try:
+            send_bundle(self.fabric, newcomer, StateBundle({"notes": notes}, {"parameters": model}))
+        except Gone:
+            return
+
+    def _show(self, to: Address) -> None:
+        model = self.replica.export(optimizer=False).vectors["parameters"] if self._in else None
+        try:
+            self._gathering.show(to, model)
+        except Gone:
+            return
+
+    def _cut(self, number: int) -> None:
+        model, notes = self._take_model()
+        self._kept = (number, StateBundle({"rounds": self.rounds}, {"parameters": model}))
+        self.client.tell("cut", sync_round=number, ranges=notes[str(self.fabric.address)])

@@ -1,0 +1,486 @@
+"""One learner's part in a parameter server: it pushes gradients, and pulls what is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.coordinator.output import STRATEGY
+from unisono.errors import UserError
+from unisono.fabric import Address, Gone, Message, TimedOut, Vector
+from unisono.pool.pool import Assignment
+from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
+from unisono.strategies.engines.joining import join_dynamic
+from unisono.strategies.engines.pushes import Push, ServerSettings
+from unisono.strategies.engines.shard_store import ShardStore
+from unisono.strategies.engines.shards import Copy, Run, bounds, runs
+from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
+from unisono.strategies.engines.witness import Witness
+
+PORT = STRATEGY
+PULLED = "pulled"
+SHOWN = "shown"
+FINAL = "final"
+ENDED = "ended"
+LATE = 5
+"""Pushes dropped one after the other, after which a learner is said to be too slow."""
+
+
+class ServerParticipant(Participant):
+    """Gradients out, parameters in.
+
+    A learner computes gradients g at the parameters that it pulled last. The mean of those of
+    ``push_every`` minibatches, weighted by their examples, goes out as one push, cut into runs of
+    shards. Each holder applies its run as it comes, with the learner's own optimizer rebuilt on the
+    shard and the learning rates that the push carries, and answers with what it has then:
+
+        x <- x - a g(x_then)
+
+    Nobody waits for another learner; what is pulled may mix versions of different shards. The
+    *staleness* of a push is the number of pushes applied to shard 0 between the pull that its
+    oldest gradient was computed at and its own application: W - 1 for W equal learners that wait
+    for the reply, 2 W - 1 with overlap. On a quadratic of curvature h a delay of t pushes is stable
+    if a h < 2 sin(pi / (2 (2 t + 1))).
+
+    With a ``bound`` the run of shard 0 goes first: its holder applies it or drops the whole push,
+    before any other piece is on its way. The work of a dropped push goes back to the pool, and the
+    learner pulls the newest model.
+
+    A push is committed when all its pieces are applied, and in shards that are not all with its own
+    learner. If that dies before, whoever has a piece of it tells of it: so a minibatch is never
+    trained again that is in the model, and a death between two pieces loses a part of one push.
+    """
+
+    def __init__(
+        self, replica: Replica, settings: ServerSettings, averages_from: float | None
+    ) -> None:
+        super().__init__(replica)
+        self._settings = settings
+        self._shard_store = ShardStore(replica, PORT, settings.shards, averages_from)
+        self._shard_store.holds_back = self._holds_back
+        # The learner's thread.
+        self._entered = False
+        self._gradient: Vector | None = None
+        self._first_weight = self._weight = 0
+        """Examples of the first of the gradients, and of all."""
+        self._examples = 0
+        self._minibatches = 0
+        self._under_way = False
+        self._pulled_at = self._computed_at = 0
+        """Versions of shard 0: in the model, and of the oldest gradient that is not pushed."""
+        self._final: Vector | None = None
+        self._late = 0
+        # The agent.
+        self._number = 0
+        self._push: Push | None = None
+        self._next: Push | None = None
+        self._cutting: int | None = None
+        self._passed = -1
+        self._in = False
+        self._to_welcome: list[Address] = []
+        self._witness = Witness(self.client, self._shard_store, self._tell_committed)
+        self._draining = False
+        self._uncommitted_pushes = 0
+        self._uncommitted = TrainedWork()
+        """Applied, and perhaps only in shards that are here."""
+        self._told: list[tuple[int, list[list[int]]]] = []
+        self._versions: dict[int, int] = {}
+        """Which versions of these shards must be elsewhere, too, before that is committed."""
+        self._kept: tuple[int, StateBundle] | None = None
+
+    # The learner's thread.
+
+    def start(self) -> None:
+        """Spawns the agent."""
+        self.fabric.port(PORT, members=True)
+        for name in (PULLED, SHOWN, FINAL, ENDED):
+            self.fabric.port(name)
+        self.fabric.spawn("agent", self._run)
+
+    def enter(self, assignment: Assignment | None) -> bool:
+        """Begins with the model of one that is in already."""
+        self._entered = join_dynamic(self.client, self._receive_state, lambda: 0)
+        if self._entered:
+            self._model = self.replica.parameters()
+            self._pulled_at = self._shard_store.copies[0].version
+            self.fabric.post(PORT, {"kind": "entered"})
+        return self._entered
+
+    def _check_bound(self) -> None:
+        learners = len(self.fabric.members().addresses())
+        least = self._settings.staleness(learners)
+        if 0 < self._settings.bound < least:
+            raise UserError(
+                f"a staleness bound of {self._settings.bound} would drop every push: with "
+                f"{learners} learners it is about {least}; give at least that, or 0 for none"
+            )
+
+    def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
+        """Counts the examples of the gradients."""
+        self._examples += work.examples
+
+    def before_update(self) -> bool:
+        """Takes the gradients; the step is the shards'."""
+        if self._gradient is None:
+            self._computed_at = self._pulled_at
+            self._gradient, self._first_weight = self.replica.gradient(), max(self._examples, 1)
+            self._weight = self._first_weight
+        else:
+            self.replica.add_gradient(self._gradient, self._examples / self._first_weight)
+            self._weight += self._examples
+        self._examples = 0
+        self._minibatches += 1
+        return False
+
+    def after_update(self) -> None:
+        """Takes over what was pulled, and pushes when it is time."""
+        if self._under_way:
+            self._pull(wait=False)
+        if self._minibatches >= self._settings.push_every and not self._under_way:
+            self._begin_push()
+            if not self._settings.overlap:
+                self._pull(wait=True)
+
+    def flush(self) -> None:
+        """Pushes what there is, and waits until it is applied."""
+        if self._under_way:
+            self._pull(wait=True)
+        if self._minibatches:
+            self._begin_push()
+            self._pull(wait=True)
+        self.fabric.post(PORT, {"kind": "drain"})
+
+    def _begin_push(self) -> None:
+        if self.rounds == 0:
+            self._check_bound()  # All who are expected are here: work is given out after that.
+        assert self._gradient is not None
+        if self._minibatches > 1:
+            self._gradient.scale(self._first_weight / self._weight)
+        push = Push(
+            number=0,
+            gradient=self._gradient,
+            work=self.replica.take_work(),
+            rates=self.replica.learning_rates(),
+            progress=self.replica.progress(),
+            version=self._computed_at,
+            missing=set(range(self._settings.shards)),
+            decided=not self._settings.bound,
+        )
+        self._gradient, self._weight, self._minibatches = None, 0, 0
+        self._under_way = True
+        self._next = push
+        self.fabric.post(PORT, {"kind": "push"})
+
+    def _pull(self, *, wait: bool) -> None:
+        began = self.fabric.now()
+        try:
+            self.fabric.receive(PULLED, timeout=None if wait else 0.0)
+        except TimedOut:
+            return
+        if wait:
+            self.wait_s += self.fabric.now() - began
+        self._under_way = False
+        self._pulled_at = self._shard_store.copies[0].version
+        self.replica.replace(self._shard_store.model)
+
+    def finish(self, leader: Address | None) -> None:
+        """The leader collects the shards' model when all are done; they stay until it has."""
+        if not self._entered:
+            return
+        while self._final is None:
+            me = self.fabric.address
+            members = self.fabric.members().addresses()
+            leader = leader if leader in members else min(members)
+            if leader == me:
+                others = [member for member in members if member != me]
+                for member in others:
+                    try:
+                        self.fabric.receive(FINAL, member)
+                    except Gone:
+                        continue
+                self._final = self._collect()
+                for member in others:
+                    self._tell(member, FINAL, {}, self._final)
+                break
+            try:
+                self.fabric.send(leader, FINAL, {})
+                message = self.fabric.receive(FINAL, leader)
+            except Gone:
+                leader = None
+                continue
+            assert message.vector is not None
+            self._final = message.vector.copy()
+            message.release()
+        self.replica.replace(self._final)
+        # Who leaves tells the coordinator nothing any more: there may soon be none.
+        self.fabric.post(PORT, {"kind": "end"})
+        self.fabric.receive(ENDED)
+
+    def consensus(self) -> Vector | None:
+        """What the shards hand out: their parameters, or the running mean of them."""
+        if not self._entered:
+            return None
+        whole = self.replica.export(optimizer=False).vectors["parameters"]
+        shown = self._collect() if self._final is None else self._final
+        whole.slice(0, len(shown)).assign(shown)
+        return whole
+
+    def _collect(self) -> Vector:
+        """All shards as their holders show them."""
+        model = self._shard_store.model.copy()
+        count, missing = self._settings.shards, set(range(self._settings.shards))
+        while missing:
+            view = self.fabric.members()
+            for run, who in runs(missing, count, view.addresses()).items():
+                body = {"kind": "show", "run": list(run), "view": view.version, "reply": SHOWN}
+                body.update(number=0, version=0, bound=0)
+                if not self._tell(who, PORT, body):
+                    continue
+                try:
+                    message = self.fabric.receive(SHOWN, who)
+                except Gone:
+                    continue
+                if message.vector is not None:
+                    model.slice(*bounds(run, count, len(model))).assign(message.vector)
+                    missing -= set(range(*run))
+                message.release()
+        return model
+
+    def restore(self, bundle: StateBundle) -> None:
+        """The shards that this learner held, from a checkpoint."""
+        self.rounds = bundle.plain["rounds"]
+        self._number = bundle.plain["number"]
+        self._shard_store.load(bundle)
+
+    def take_checkpoint(self) -> tuple[int, StateBundle] | None:
+        """What the coordinator asked to keep."""
+        kept, self._kept = self._kept, None
+        return kept
+
+    def _receive_state(self, donor: Address) -> None:
+        self.replica.take_over(receive_bundle(self.fabric, donor))
+        bundle = receive_bundle(self.fabric, donor)
+        self._shard_store.copies = [Copy(*copy) for copy in bundle.plain["copies"]]
+        self._witness.gone.update(bundle.plain["gone"])
+
+    # The agent.
+
+    def _run(self) -> None:
+        while True:
+            self._handle(self.fabric.receive(PORT))
+            if self._in:
+                while self._to_welcome:
+                    self._welcome(self._to_welcome.pop())
+                self._witness.tell()
+                self._commit()
+
+    def _handle(self, message: Message) -> None:
+        kind = message.body["kind"]
+        if kind in ("piece", "show"):
+            self._shard_store.serve(message)
+        elif kind == "copies wanted":
+            self._shard_store.give_copies(message)
+        elif kind == "copies":
+            self._shard_store.take_copies(message)
+        elif kind in ("pulled", "moved", "dropped"):
+            self._on_reply(message)
+        elif kind == "members":
+            self._on_members(message)
+        elif kind == "push":
+            self._start()
+        elif kind == "backup":
+            self._shard_store.take_backup(message)
+        elif kind == "entered":
+            self._shard_store.begin(self._model)
+            self._in = True
+        elif kind == "welcome":
+            self._to_welcome.append(Address.parse(message.body["to"]))
+        elif kind == "drain":
+            self._draining = True
+        elif kind == "cut":
+            self._cutting = message.body["sync_round"]
+            self._cut_if_quiet()
+        elif kind == "go on":
+            self._go_on(message.body["keep"])
+        elif kind == "end":
+            self._in = False
+            self.fabric.post(ENDED, {})
+
+    def _start(self) -> None:
+        """Begins a push, unless one is under way, or all hold back for a checkpoint."""
+        if self._push is None and self._next is not None and self._cutting is None:
+            self._push, self._next = self._next, None
+            self._draining = False
+            if self._push.gradient is not None:
+                self._number += 1
+                self._push.number = self._number
+            self._began = self.fabric.now()
+            self._send_pieces()
+
+    def _send_pieces(self) -> None:
+        """Sends what is missing and not on its way."""
+        push = self._push
+        if push is None:
+            return
+        view = self.fabric.members()
+        on_its_way = {s for run in push.sent for s in range(*run)}
+        wanted = push.missing - on_its_way
+        if not push.decided:
+            placed = runs(push.missing, self._settings.shards, view.addresses())
+            first = next(run for run in placed if run[0] == 0)
+            wanted = set(range(*first)) if 0 in wanted else set()
+        for run, who in runs(wanted, self._settings.shards, view.addresses()).items():
+            body: dict[str, Any] = {
+                "kind": "piece",
+                "run": list(run),
+                "view": view.version,
+                "reply": PORT,
+                "number": push.number,
+                "version": push.version,
+                "rates": push.rates,
+                "progress": push.progress,
+                "note": self._note(push),
+                "bound": 0 if push.decided else self._settings.bound,
+                "passed": self._passed,
+            }
+            span = bounds(run, self._settings.shards, len(self._shard_store.model))
+            piece = None if push.gradient is None else push.gradient.slice(*span)
+            if self._tell(who, PORT, body, piece):
+                push.sent[run] = who
+
+    def _on_reply(self, message: Message) -> None:
+        push, body = self._push, message.body
+        run: Run = (body["run"][0], body["run"][1])
+        current = push is not None and body["number"] == push.number
+        if push is None or not current or push.sent.get(run) != message.sender:
+            message.release()  # Of an earlier push, or of one who was asked before it moved.
+            return
+        del push.sent[run]
+        if body["kind"] == "pulled":
+            self._shard_store.take(message)
+            push.missing -= set(range(*run))
+            push.decided = True
+            if run[0] == 0:
+                push.stale = body["stale"]
+        message.release()
+        if body["kind"] == "dropped":
+            self._on_dropped(push, body["stale"])
+        elif body["kind"] == "pulled":
+            self._send_pieces()
+        if not push.missing:
+            self._complete(push)
+
+    def _complete(self, push: Push) -> None:
+        self._push = None
+        if push.gradient is not None:
+            self._late = 0
+            self.rounds += 1
+            self.replica.recycle(push.gradient)
+            self._uncommitted.add(push.work)
+            self._uncommitted_pushes += 1
+            self._versions = self._shard_store.versions()
+            self.replica.event(
+                "round",
+                round=self.rounds - 1,
+                time_s=self.fabric.now() - self._began,
+                bytes=2 * push.gradient.nbytes,
+                staleness=push.stale,
+                weight=push.work.examples,
+            )
+        self.fabric.post(PULLED, {})
+        self._cut_if_quiet()
+
+    def _on_dropped(self, push: Push, stale: int) -> None:
+        """Its work goes back; what follows is only a pull."""
+        self._late += 1
+        self.client.tell("return", ranges=push.work.note())
+        self.replica.record(dropped=push.work.note())
+        late = self._late if self._late % LATE == 0 else 0
+        self.replica.event("dropped", staleness=stale, bound=self._settings.bound, in_a_row=late)
+        push.gradient, push.work, push.number, push.decided = None, TrainedWork(), 0, True
+        push.missing, push.sent = set(range(self._settings.shards)), {}
+        self._send_pieces()
+
+    def _on_members(self, message: Message) -> None:
+        if self.fabric.address not in self.fabric.members().addresses():
+            return  # It has left.
+        self._witness.add(message.body["gone"])
+        self._shard_store.change_view()
+        self._shard_store.retry()
+        if self._push is not None:
+            members = self.fabric.members().addresses()
+            placed = runs(range(self._settings.shards), self._settings.shards, members)
+            holders = {s: who for run, who in placed.items() for s in range(*run)}
+            self._push.sent = {
+                run: who
+                for run, who in self._push.sent.items()
+                if all(holders[s] == who for s in range(*run))
+            }
+            self._send_pieces()
+
+    def _commit(self) -> None:
+        """Tells of work that would survive this member."""
+        if not self._uncommitted.ranges:
+            return
+        if self._uncommitted_pushes > 1 or (self._draining and self._push is None):
+            self._shard_store.back_up(self._versions)
+        if self._shard_store.survives(self._versions):
+            note = self._uncommitted.note()
+            self._told.append((self._tell_committed(str(self.fabric.address), note), note))
+            self._uncommitted, self._uncommitted_pushes = TrainedWork(), 0
+
+    def _note(self, push: Push) -> list[list[int]]:
+        """This learner's work that the coordinator may not know to be committed."""
+        self._told = [(n, note) for n, note in self._told if self.client.is_pending(n)]
+        told = [positions for _, note in self._told for positions in note]
+        return push.work.note() + self._uncommitted.note() + told
+
+    def _tell_committed(self, owner: str, note: list[list[int]]) -> int:
+        self.replica.record(notes={owner: note})
+        return self.client.tell("commit", notes={owner: note})
+
+    def _welcome(self, newcomer: Address) -> None:
+        copies = [copy.to_body() for copy in self._shard_store.copies]
+        gone = sorted(self._witness.gone)
+        bundle = self.replica.export(optimizer=False)
+        parameters = bundle.vectors["parameters"]
+        parameters.slice(0, len(self._shard_store.model)).assign(self._shard_store.model)
+        try:
+            send_bundle(self.fabric, newcomer, bundle)
+            send_bundle(self.fabric, newcomer, StateBundle({"copies": copies, "gone": gone}))
+        except Gone:
+            return
+
+    # Checkpoints: all shards of one instant, in which no push is under way.
+
+    def _holds_back(self, message: Message) -> bool:
+        """A push of one who has passed a checkpoint that this member has still to write."""
+        if self._cutting is None or message.body["kind"] != "piece":
+            return False
+        return bool(message.body["passed"] >= self._cutting)
+
+    def _cut_if_quiet(self) -> None:
+        if self._cutting is not None:
+            if self._push is None:
+                self.client.tell("cut", sync_round=self._cutting, ranges=[])
+        else:
+            self._start()
+
+    def _go_on(self, keep: int | None) -> None:
+        if self._cutting is None:
+            return
+        if keep == self._cutting:
+            bundle = self._shard_store.export()
+            bundle.plain["rounds"], bundle.plain["number"] = self.rounds, self._number
+            self._kept = (keep, bundle)
+        self._passed, self._cutting = self._cutting, None
+        self._shard_store.retry()
+        self._start()
+
+    def _tell(
+        self, to: Address, port: str, body: dict[str, Any], vector: Vector | None = None
+    ) -> bool:
+        try:
+            self.fabric.send(to, port, body, vector)
+        except Gone:
+            return False
+        return True

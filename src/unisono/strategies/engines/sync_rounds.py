@@ -1,0 +1,309 @@
+"""The engine of strategies that agree all together: an agent beside the learner.
+
+One activity, one port. Its messages: the learner's own tick (static sharding), the coordinator's ``close``
+(dynamic sharding), ``welcome`` (send your state to a newcomer), and, when a participant died, ``supply``,
+``fetch`` and ``redo`` (see ``unisono.coordinator.sync_rounds``). What is agreed on, and what becomes
+of the result, is the strategy's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.coordinator.client import Refused
+from unisono.coordinator.output import STRATEGY
+from unisono.fabric import Address, Gone, Message, Precision, Vector
+from unisono.pool.pool import Assignment
+from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
+from unisono.strategies.engines.collective import Aborted, Collective
+from unisono.strategies.engines.joining import join_dynamic
+from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
+from unisono.strategies.selection import AllModels, Candidate, Selection
+
+PORT = STRATEGY
+TICK = "tick"
+AGREED = "agreed"
+
+
+@dataclass
+class Contribution:
+    """What a learner brings to a sync round."""
+
+    vector: Vector
+    work: TrainedWork
+
+
+class SyncParticipant(Participant):
+    """Sync rounds of all members, one after the other, done by the agent.
+
+    A strategy overrides ``contribute`` (what goes in; on the agent's activity) and ``conclude``
+    (what becomes of the mean; there, too). ``report_every``: sync rounds between two reports to the
+    coordinator; reports are sent at once when anybody may wait for them.
+    """
+
+    report_every = 1
+    staleness = 0
+    """Updates between a gradient's parameters and its use."""
+    optimizer_travels = False
+    """Whether a newcomer needs the donor's optimizer state, too."""
+    selection: Selection = AllModels()
+    """Whose contributions go into the mean."""
+
+    def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:
+        super().__init__(replica)
+        self._collective = Collective(self.fabric, precision)
+        self._members: list[Address] = []
+        self._excluded: set[Address] = set()
+        self._result: Vector | None = None
+        self._spare: Vector | None = None
+        self._last_notes: dict[str, list[list[int]]] | None = None
+        self._unreported: tuple[int, dict[str, list[list[int]]]] | None = None
+        self._unreported_count = 0
+        self._kept: tuple[int, StateBundle] | None = None
+        self._deferred: deque[Message] = deque()
+
+    # What a strategy says.
+
+    def contribute(self) -> Contribution:
+        """The vector to average and the work in it, which is also its weight."""
+        raise NotImplementedError
+
+    def common(self) -> Vector | None:
+        """A vector that all members have alike, near to what they contribute; None: zero."""
+        return None
+
+    def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
+        """The sync round of so many members is complete; ``mean`` is valid until the next one."""
+        raise NotImplementedError
+
+    # The learner's thread.
+
+    def start(self) -> None:
+        """Spawns the agent."""
+        self.fabric.port(PORT)
+        self.fabric.port(AGREED)
+        self.fabric.spawn("agent", self._run)
+
+    def enter(self, assignment: Assignment | None) -> bool:
+        """Newcomers get the state of a donor: that of the assignment, or whom the coordinator names."""
+        me = self.fabric.address
+        if assignment is None:
+            return join_dynamic(self.client, self._receive_state, lambda: self.rounds)
+        self._members = list(assignment.members)
+        if me == assignment.donor and assignment.newcomers:
+            # Were this one to die unheard, the newcomers' model would hold what nobody reported.
+            self.flush()
+            self.client.call("sync", "session")
+            for newcomer in assignment.newcomers:
+                self._send_state(newcomer)
+        elif me in assignment.newcomers:
+            assert assignment.donor is not None
+            try:
+                self._receive_state(assignment.donor)
+            except Gone:
+                # The others have gone on from a point that nobody can give to this one any more.
+                self.client.call("retire", "session")
+                raise Refused(
+                    f"{assignment.donor.name} died while it was handing its state over"
+                ) from None
+        return True
+
+    def sync(self, sync_round: int) -> None:
+        """Lets the agent do a sync round, and waits for it."""
+        self.begin_round(sync_round)
+        self.await_round()
+
+    def begin_round(self, sync_round: int) -> None:
+        """Lets the agent do a sync round; one at a time, and nothing else asked of it meanwhile."""
+        self.fabric.post(PORT, {"kind": TICK, "sync_round": sync_round})
+
+    def await_round(self) -> None:
+        """Waits for the sync round that was begun."""
+        began = self.fabric.now()
+        self.fabric.receive(AGREED)
+        self.wait_s += self.fabric.now() - began
+
+    def flush(self) -> None:
+        """Lets the agent report what it has not, and waits until it has."""
+        self.fabric.post(PORT, {"kind": "report"})
+        self.fabric.receive(AGREED)
+
+    def take_checkpoint(self) -> tuple[int, StateBundle] | None:
+        """Dynamic sharding: what the coordinator asked to keep."""
+        kept, self._kept = self._kept, None
+        return kept
+
+    # The agent.
+
+    def _run(self) -> None:
+        while True:
+            message = self._deferred.popleft() if self._deferred else self.fabric.receive(PORT)
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        body = message.body
+        kind = body["kind"]
+        if kind == TICK:
+            self._report_if_due()
+            self._sync(body["sync_round"], self._members)
+            self.fabric.post(AGREED, {"kind": AGREED})
+        elif kind == "close" and body["sync_round"] >= self.rounds:
+            self._sync(body["sync_round"], [Address.parse(a) for a in body["members"]])
+            if body["checkpoint"]:
+                self._kept = (body["sync_round"], self.state())
+        elif kind == "welcome":
+            self._send_state(Address.parse(body["to"]))
+        elif kind == "supply":
+            self._supply(body["sync_round"], [Address.parse(a) for a in body["to"]])
+        elif kind == "report":
+            self._report()
+            self.fabric.post(AGREED, {"kind": AGREED})
+
+    def _sync(self, number: int, members: Sequence[Address]) -> None:
+        began = self.fabric.now()
+        contribution = self.contribute()
+        if self._spare is None:
+            self._spare = contribution.vector.like()
+        notes = self._attempt(number, members, contribution, self._spare)
+        self._result, self._spare = self._spare, self._result
+        assert self._result is not None
+        self.rounds = number + 1
+        self.conclude(self._result, contribution, len(notes))
+        self._note(number, notes)
+        left_out = bool(contribution.work.ranges) and not notes.get(str(self.fabric.address))
+        if left_out:
+            self._skip(contribution.work)
+        self.replica.event(
+            "round",
+            round=number,
+            time_s=self.fabric.now() - began,
+            bytes=self._collective.nbytes(contribution.vector),
+            members=len(notes),
+            staleness=self.staleness,
+            weight=0 if left_out else contribution.work.examples,
+            **({"left_out": True} if left_out else {}),
+        )
+
+    def _attempt(
+        self, number: int, members: Sequence[Address], contribution: Contribution, result: Vector
+    ) -> dict[str, list[list[int]]]:
+        """Tries until it is complete; what went into it, by contributor."""
+        attempt = 0
+        work = contribution.work
+        candidate = Candidate(work.examples, self.selection.objective())
+        while True:
+            living = [m for m in members if m not in self._excluded]
+            try:
+                parts = self._collective.mean(
+                    living,
+                    (number, attempt),
+                    contribution.vector,
+                    candidate,
+                    work.note(),
+                    result,
+                    self.selection,
+                    self.common(),
+                )
+                gone = parts.left_out
+                return {str(m): [] if m in gone else note for m, note in parts.notes.items()}
+            except (Gone, Aborted):
+                self._report()
+                answer = self._stand(number)
+            if answer["kind"] == "redo":
+                attempt = answer["attempt"]
+                self._excluded.update(Address.parse(a) for a in answer["excluded"])
+                continue
+            fetched = self._fetch(number, Address.parse(answer["source"]), result)
+            if fetched is not None:
+                return fetched
+
+    def _stand(self, number: int) -> dict[str, Any]:
+        """Asks what to do; meanwhile others may need what this member has."""
+        sequence = self.client.tell("stand", reply=PORT, sync_round=number)
+        while True:
+            message = self.fabric.receive(PORT)
+            body = dict(message.body)
+            if body.get("sequence") == sequence:
+                self.client.answered(sequence)
+                return body
+            if body["kind"] in ("supply", "welcome"):
+                self._handle(message)
+            else:
+                self._deferred.append(message)
+
+    def _supply(self, number: int, to: Sequence[Address]) -> None:
+        """Hands the last result on, to members for whom the sync round broke."""
+        if self.rounds == number + 1 and self._result is not None and self._last_notes is not None:
+            for member in to:
+                try:
+                    body = {"sync_round": number, "notes": self._last_notes}
+                    self.fabric.send(member, "supply", body, self._result)
+                except Gone:
+                    continue
+
+    def _fetch(
+        self, number: int, source: Address, result: Vector
+    ) -> dict[str, list[list[int]]] | None:
+        """Takes the result from one who has it; None if that one died meanwhile."""
+        while True:
+            try:
+                message = self.fabric.receive("supply", source)
+            except Gone:
+                return None
+            if message.body["sync_round"] == number:
+                result.assign(message.vector)
+                notes: dict[str, list[list[int]]] = message.body["notes"]
+                message.release()
+                return notes
+            message.release()
+
+    # Reports to the coordinator.
+
+    def _skip(self, work: TrainedWork) -> None:
+        """This learner was left out: nothing of what it trained is in any model."""
+        self.replica.record(skipped=work.note())
+        self.client.tell("skip", ranges=work.note())
+
+    def _note(self, number: int, notes: dict[str, list[list[int]]]) -> None:
+        self._last_notes = notes
+        self.replica.record(sync_round=number, notes=notes)
+        merged = {} if self._unreported is None else self._unreported[1]
+        for owner, ranges in notes.items():
+            merged.setdefault(owner, []).extend(ranges)
+        self._unreported = (number, merged)
+        self._unreported_count += 1
+        if self.report_every == 1:
+            self._report()
+
+    def _report_if_due(self) -> None:
+        """Where gradients are shared: after the step, which may have been skipped by all."""
+        if self._unreported_count >= self.report_every:
+            self._report()
+
+    def _report(self) -> None:
+        if self._unreported is not None:
+            number, notes = self._unreported
+            self._unreported, self._unreported_count = None, 0
+            self.client.tell("completed", sync_round=number, notes=notes)
+
+    # Newcomers.
+
+    def _send_state(self, newcomer: Address) -> None:
+        try:
+            for bundle in (self.replica.export(optimizer=self.optimizer_travels), self.state()):
+                bundle.plain["rounds"] = self.rounds
+                bundle.plain["excluded"] = [str(a) for a in sorted(self._excluded)]
+                send_bundle(self.fabric, newcomer, bundle)
+        except Gone:
+            return
+
+    def _receive_state(self, donor: Address) -> None:
+        self.replica.take_over(receive_bundle(self.fabric, donor))
+        bundle = receive_bundle(self.fabric, donor)
+        self.rounds = bundle.plain["rounds"]
+        self._excluded = {Address.parse(a) for a in bundle.plain["excluded"]}
+        # What the donor has trained since the last sync round is its own to bring, and only once.
+        self.restore(bundle)

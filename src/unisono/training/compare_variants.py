@@ -1,0 +1,174 @@
+"""What ``unisono compare`` runs: strategies with their options, rates and seeds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.config import Config, ValidationChoice, load
+from unisono.errors import UserError
+
+BASELINE = "solo"
+_OPTION = re.compile(r"[A-Za-z_][\w.]*=[\w.+-]+")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A strategy with options of its own, as ``name`` or ``name:key=value:key=value``."""
+
+    name: str
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's one word."""
+        return self.name.partition(":")[0]
+
+    @property
+    def options(self) -> list[str]:
+        """Its options, ``key=value``."""
+        return self.name.split(":")[1:]
+
+    @property
+    def folder(self) -> str:
+        """The name as a folder: a colon means a host to rsync and scp, and ends a path in PATH."""
+        return self.name.replace(":", "+")
+
+
+@dataclass(frozen=True)
+class ComparisonRun:
+    """One run of a comparison."""
+
+    variant: Variant
+    rate: float
+    seed: int
+    config: Config
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All runs of a comparison: every variant with every rate and every seed.
+
+    Attributes:
+        base: the configuration that all share, with the start rate that ``rates`` multiply.
+        sets: the ``--set`` texts that made it.
+        variants: solo first.
+        rates: multiples of the start rate.
+        seeds: from the base's own seed on.
+    """
+
+    base: Config
+    sets: Sequence[str]
+    variants: Sequence[Variant]
+    rates: Sequence[float]
+    seeds: Sequence[int]
+
+    def jobs(self, out: Path) -> Iterator[ComparisonRun]:
+        """The runs, seed by seed, so that an interrupted comparison has all of the first seeds."""
+        for seed in self.seeds:
+            for variant in self.variants:
+                for rate in self.rates:
+                    yield self.job(out, variant, rate, seed)
+
+    def job(self, out: Path, variant: Variant, rate: float, seed: int) -> ComparisonRun:
+        """One run. Solo has one learner; all else is as the base says.
+
+        The limit of what a rule may make of a rate is multiplied, too: else every multiple of a
+        rate at that limit would be the limit again.
+        """
+        alone = variant.strategy == BASELINE
+        sets = [
+            *self.sets,
+            f"strategy={variant.strategy}",
+            f"learners={1 if alone else self.base.learners}",
+            f"epochs={self.base.epochs}",
+            f"seed={seed}",
+            f"rate.start={rate * self.base.start_rate!r}",
+            f"rate.most={rate * self.base.rate.most!r}",
+            "validation.halves=true",
+            *(f"sync round.{option}" for option in variant.options),
+        ]
+        config = load(None, sets, {"prep": self.base.prep})
+        path = out / "runs" / variant.folder / f"{rate:g}" / str(seed)
+        return ComparisonRun(variant, rate, seed, config, path)
+
+
+def read_variants(text: str) -> list[Variant]:
+    """Reads ``a,b:key=value,c``; solo is put first, said or not.
+
+    Raises:
+        UserError: nothing is named, something is named twice, or an option is not key=value.
+    """
+    names = [part.strip() for part in text.split(",")]
+    if not all(names):
+        raise UserError(f"--strategies {text!r} names nothing; for example allreduce,averaging")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--strategies names {name} twice: once is enough")
+        for option in name.split(":")[1:]:
+            if not _OPTION.fullmatch(option):
+                raise UserError(
+                    f"--strategies: {option!r} of {name!r} is not an option; options are "
+                    "key=value after a colon each, as in averaging:sharding=dynamic:every=4096"
+                )
+    return [Variant(BASELINE), *(Variant(name) for name in names if name != BASELINE)]
+
+
+def read_rates(text: str) -> list[float]:
+    """Reads ``0.5,1,2``, and sorts it.
+
+    Raises:
+        UserError: something is not a number above 0, or is there twice.
+    """
+    rates: list[float] = []
+    for part in text.split(","):
+        try:
+            rate = float(part)
+        except ValueError:
+            rate = math.nan
+        if not (math.isfinite(rate) and rate > 0):
+            raise UserError(f"--rates {text!r}: {part!r} is not a number above 0")
+        if f"{rate:g}" in {f"{other:g}" for other in rates}:
+            raise UserError(f"--rates {text!r} has {part.strip()} twice: once is enough")
+        rates.append(rate)
+    return sorted(rates)
+
+
+def plan_comparison(
+    *,
+    prep: Path,
+    strategies: str,
+    learners: int,
+    rates: str,
+    seeds: int,
+    epochs: int | None,
+    sets: Sequence[str],
+) -> Plan:
+    """Reads what a user asks for.
+
+    Raises:
+        UserError: something of it cannot be read, or is not for all strategies alike.
+    """
+    flags = {"prep": str(prep), "learners": learners, "epochs": epochs}
+    base = load(None, sets, flags)
+    if base.strategy:
+        raise UserError(f"--set strategy={base.strategy}: name it in --strategies")
+    if base.sync_round:
+        key = next(iter(base.sync_round))
+        raise UserError(
+            f"--set sync round.{key} is not for all: say it as in averaging:{key}=VALUE"
+        )
+    if not base.validation.enabled:
+        raise UserError("--set validation.enabled=false: without checks nothing can be compared")
+    if base.validation.on is ValidationChoice.NONE:
+        raise UserError("--set validation.on=none: without checks nothing can be compared")
+    return Plan(
+        base=base,
+        sets=list(sets),
+        variants=read_variants(strategies),
+        rates=read_rates(rates),
+        seeds=range(base.seed, base.seed + seeds),
+    )

@@ -1,0 +1,3 @@
+"""Kaldi's recipe for training by parameter averaging."""
+
+from __future__ import annotations

@@ -1,0 +1,177 @@
+"""Who is replaced, avoided and given up, with an engine that does as it is told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from unisono.errors import UserError
+from unisono.launch.ray_actors import CoordinatorActor, Report, ReportKind
+from unisono.launch.ray_cluster import MOST_STILLBORN, ClusterRun
+from unisono.launch.ray_engine import NODE_LABEL
+
+OVER = {"over": True, "failure": None, "lost": [], "joined": 2}
+READY = Report(ReportKind.READY, "", "alpha", "node-1", 7)
+FINISHED = Report(ReportKind.FINISHED, "", "alpha", "node-1", 7)
+Part = list[Any]
+"""What a learner's two calls come to: reports or exceptions; shorter: it goes no further."""
+
+
+class Death(Exception):  # noqa: N818
+    pass
+
+
+class Bug(Exception):  # noqa: N818
+    pass
+
+
+@dataclass
+class Engine:
+    """In place of Ray: learner n does as ``parts[n]`` says; the coordinator ends with the last."""
+
+    parts: Callable[[int], Part]
+    told: Any = field(default_factory=lambda: dict(OVER))
+    nodes_there: tuple[str, ...] = ("node-1", "node-2")
+    killed: list[int] = field(default_factory=list)
+    options_of: list[dict[str, Any]] = field(default_factory=list)
+    exceptions: ClassVar[Any] = SimpleNamespace(
+        RayActorError=Death, RayTaskError=Bug, RayError=Exception
+    )
+    util: ClassVar[Any] = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    _events: deque[tuple[str, Any]] = field(default_factory=deque)
+    _values: dict[tuple[str, Any], Any] = field(default_factory=dict)
+    _count: int = 0
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "node-1")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "NodeID": name,
+                "Alive": True,
+                "Resources": {"CPU": 1.0},
+                "NodeManagerHostname": name,
+            }
+            for name in self.nodes_there
+        ]
+
+    def remote(self, kind: type) -> Any:
+        def start(options: dict[str, Any]) -> Any:
+            if kind is CoordinatorActor:
+                self._values["endpoint", 0] = "tcp:127.0.0.1:1"
+                self._values["served", 0] = self.told
+                calls = {"endpoint": ("endpoint", 0), "serve": ("served", 0)}
+                return SimpleNamespace(number=-1, **{n: _call(r) for n, r in calls.items()})
+            number, self._count = self._count, self._count + 1
+            self.options_of.append(options)
+            for name, value in zip(("prepared", "ended"), self.parts(number), strict=False):
+                self._values[name, number] = value
+                self._events.append((name, number))
+            prepare, run = _call(("prepared", number)), _call(("ended", number))
+            return SimpleNamespace(number=number, prepare=prepare, run=run)
+
+        return SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=lambda *_: start(options))
+        )
+
+    def wait(self, references: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        for event in list(self._events):
+            if event in references:
+                self._events.remove(event)
+                return [event], []
+        return [("served", 0)], []
+
+    def get(self, reference: Any) -> Any:
+        value = self._values[reference]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.number)
+
+
+def _call(reference: Any) -> Any:
+    return SimpleNamespace(remote=lambda: reference)
+
+
+def run(engine: Engine, least: int = 2, most: int = 2) -> tuple[Any, list[str]]:
+    lines: list[str] = []
+    whole = ClusterRun(ray=engine, work=SimpleNamespace(), least=least, most=most, say=lines.append)  # type: ignore[arg-type]
+    return whole.run(), lines
+
+
+def test_all_finish_and_all_actors_go() -> None:
+    engine = Engine(lambda number: [READY, FINISHED])
+    outcome, _ = run(engine)
+    assert not outcome.failed and outcome.coordinator == OVER
+    assert sorted(engine.killed) == [-1, 0, 1]
+
+
+def test_who_has_no_place_is_not_waited_for() -> None:
+    engine = Engine(lambda number: [READY, FINISHED] if number < 2 else [])
+    outcome, _ = run(engine, most=5)
+    assert not outcome.failed
+    assert sorted(engine.killed) == [-1, 0, 1, 2, 3, 4]
+
+
+def test_the_dead_and_the_cut_off_are_replaced_under_new_numbers() -> None:
+    fates: dict[int, Part] = {
+        0: [READY, Death("because its worker process has died. Exit type: ...")],
+        1: [READY, Report(ReportKind.CUT_OFF, "silence", "alpha", "node-1")],
+    }
+    engine = Engine(lambda number: fates.get(number, [READY, FINISHED]))
+    outcome, lines = run(engine)
+    assert not outcome.failed
+    assert outcome.lost == ["learner 0", "learner 1"]
+    assert "learner 0 was lost (its worker process has died); the others go on" in lines
+    assert "learner 1 was cut off (silence); the others go on" in lines
+    assert len(engine.options_of) == 4
+
+
+def test_those_that_die_before_they_are_ready_are_tried_a_few_times() -> None:
+    engine = Engine(lambda number: [Death("because there is no memory")])
+    outcome, _ = run(engine)
+    assert outcome.failed
+    assert (
+        outcome.reason
+        == f"{MOST_STILLBORN} learners died before they were ready: there is no memory"
+    )
+
+
+def test_an_unfit_machine_is_told_of_once_and_avoided() -> None:
+    unfit = Report(ReportKind.UNFIT, "no PREP", "beta", "node-2")
+    engine = Engine(lambda number: [unfit] if number in (0, 1) else [READY, FINISHED])
+    outcome, lines = run(engine)
+    assert not outcome.failed
+    assert lines.count("no learner on beta: no PREP") == 1
+    assert [o["label_selector"] for o in engine.options_of[2:]] == [{NODE_LABEL: "!in(node-2)"}] * 2
+
+
+def test_no_machine_is_fit() -> None:
+    reports = [Report(ReportKind.UNFIT, "no PREP", name, name) for name in ("node-1", "node-2")]
+    outcome, _ = run(Engine(lambda number: [reports[number % 2]]))
+    assert outcome.failed
+    assert outcome.reason == "no machine can do the work; node-2: no PREP"
+
+
+def test_a_failure_ends_the_run() -> None:
+    failed = Report(ReportKind.FAILED, "Traceback ...", "alpha", "node-1")
+    outcome, lines = run(Engine(lambda number: [READY, FINISHED if number else failed]))
+    assert outcome.failed
+    assert outcome.reason == "learner 0 failed on alpha"
+    assert "Traceback ..." in lines
+
+
+def test_what_the_coordinator_says_counts() -> None:
+    told = {**OVER, "over": False, "failure": {"who": "coordinator", "traceback": "no model left"}}
+    outcome, _ = run(Engine(lambda number: [READY], told))
+    assert outcome.failed and outcome.reason == "no model left"
+    with pytest.raises(UserError, match="the coordinator ended"):
+        run(Engine(lambda number: [READY], Bug("a bug")))

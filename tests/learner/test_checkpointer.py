@@ -1,0 +1,355 @@
+"""Checkpoints on the disk: whole or not at all, whatever the disk does."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import unisono
+from support.loops import BATCH, alone, dataset, flat, loss_of, network, sgd, simulated
+from unisono.fabric import TensorVector
+from unisono.learner import checkpoint
+from unisono.learner.checkpoint_files import (
+    checkpoints,
+    commit,
+    read_part,
+    read_pool,
+    remove_torn,
+    write_part,
+)
+from unisono.learner.state_codec import decode, encode, from_bundle, to_bundle
+
+POOL = {"committed": [[0, 4]], "sync_round": 4}
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    return {"model": {"w": torch.full((3, 2), value)}, "also": {"n": [1, (2.5, None)]}}
+
+
+def write(directory: Path, sync_round: int, keep: int = 2, value: float = 1.0) -> None:
+    folder = write_part(directory, sync_round, 0, state(value))
+    commit(folder, {**POOL, "sync_round": sync_round + 1}, keep)
+
+
+def trained(directory: Path, *, resume: bool = False, **options: Any) -> nn.Module:
+    model = network()
+    settings = {"checkpoint_every": 4 * BATCH, **options}
+    with unisono.Learner(
+        model, sgd(model), checkpoints=directory, resume=resume, **settings
+    ) as learner:
+        for batch in learner.draw(dataset(), batch_size=BATCH):
+            learner.step(loss_of(model, batch))
+    return model
+
+
+# The directory.
+
+
+def test_a_checkpoint_is_seen_when_it_is_whole(tmp_path: Path) -> None:
+    first = write_part(tmp_path, 7, 0, state(1.0))
+    second = write_part(tmp_path, 7, 1, state(2.0))
+    assert first == second and checkpoints(tmp_path) == []
+    commit(first, POOL, keep=2)
+    (folder,) = checkpoints(tmp_path)
+    assert folder.name == "00000007" and not first.exists()
+    assert read_pool(folder) == POOL
+    for number, value in [(0, 1.0), (1, 2.0), (5, 1.0)]:
+        part = read_part(folder, number)
+        assert torch.equal(part["model"]["w"], torch.full((3, 2), value))
+        assert part["also"] == {"n": [1, (2.5, None)]}
+
+
+def test_parts_are_taken_in_order_where_numbers_are_missing(tmp_path: Path) -> None:
+    for number in (0, 4, 12):
+        folder = write_part(tmp_path, 7, number, state(float(number)))
+    commit(folder, POOL, keep=2)
+    (folder,) = checkpoints(tmp_path)
+    found = [float(read_part(folder, number)["model"]["w"][0, 0]) for number in range(4)]
+    assert found == [0.0, 4.0, 12.0, 0.0]
+
+
+def test_only_the_newest_stay(tmp_path: Path) -> None:
+    for sync_round in (3, 10, 200):
+        write(tmp_path, sync_round, keep=2)
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["00000010", "00000200"]
+    write(tmp_path, 201, keep=1)
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["00000201"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["00000201"]
+
+
+def test_what_is_torn_is_ignored_and_swept(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    torn = write_part(tmp_path, 9, 0, state())
+    (torn / "learner-0.json").write_text('{"state": {"dict": [[')
+    half = tmp_path / "00000008"
+    half.mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["00000003"]
+    remove_torn(tmp_path)
+    assert not torn.exists() and (tmp_path / "notes.txt").exists()
+
+
+def test_it_can_be_read_without_this_code(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    write(tmp_path, 3, value=2.5)
+    (folder,) = checkpoints(tmp_path)
+    names = json.loads((folder / "learner-0.json").read_text())["tensors"]
+    tensors = load_file(folder / "learner-0.safetensors")
+    assert np.array_equal(tensors[str(names.index(".model.w"))], np.full((3, 2), 2.5))
+
+
+# A full disk.
+
+
+def test_no_room_for_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 3)
+    write_part(tmp_path, 9, 1, state())
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(unisono.UserError, match="No space left on device") as caught:
+        write_part(tmp_path, 9, 0, state())
+    assert "\n" not in str(caught.value)
+    assert torch.equal(read_part(checkpoints(tmp_path)[-1], 0)["model"]["w"], torch.ones(3, 2))
+    assert sorted(p.name for p in (tmp_path / "00000009.tmp").iterdir()) == [
+        "learner-1.json",
+        "learner-1.safetensors",
+    ]
+
+
+def test_no_room_to_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on; what was there before stays."""
+    write(tmp_path, 3)
+    folder = write_part(tmp_path, 9, 0, state())
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        commit(folder, POOL, keep=1)
+    assert [f.name for f in checkpoints(tmp_path)] == ["00000003"]
+    assert not folder.exists()
+
+
+@pytest.mark.filterwarnings("ignore:checkpoint")
+def test_a_run_outlives_a_failed_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, calls = checkpoint._write, []
+
+    def sometimes(path: Path, text: str) -> None:
+        if path.name == checkpoint.POOL:
+            calls.append(path)
+            if len(calls) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fine(path, text)
+
+    monkeypatch.setattr(checkpoint, "_write", sometimes)
+    trained(tmp_path, keep=5)
+    assert len(calls) == 3 and len(checkpoints(tmp_path)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        whole = trained(disk / "checkpoints", keep=1)
+        kept = read_pool(checkpoints(disk / "checkpoints")[-1])
+        assert kept["committed"] == [[0, 12]]
+        (disk / "filler").write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
+
+        def goes_on() -> None:
+            model = network()
+            with unisono.Learner(
+                model,
+                sgd(model),
+                checkpoints=disk / "checkpoints",
+                checkpoint_every=4 * BATCH,
+                resume=True,
+            ) as learner:
+                for batch in learner.draw(dataset(), epochs=2, batch_size=BATCH):
+                    learner.step(loss_of(model, batch))
+
+        with pytest.raises(unisono.UserError, match="the one before is whole"):
+            goes_on()
+        assert read_pool(checkpoints(disk / "checkpoints")[-1]) == kept
+        (disk / "filler").unlink()
+        again = trained(disk / "checkpoints", keep=1, resume=True)
+        assert torch.equal(flat(again), flat(whole))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# What a learner makes of it.
+
+
+def test_how_many_and_how_often(tmp_path: Path) -> None:
+    trained(tmp_path / "a", keep=3, checkpoint_every=1)
+    assert [f.name for f in checkpoints(tmp_path / "a")] == ["00000010", "00000011", "00000012"]
+    trained(tmp_path / "b", keep=9, checkpoint_every=5 * BATCH)
+    pools = [read_pool(f)["committed"] for f in checkpoints(tmp_path / "b")]
+    assert pools == [[[0, 5]], [[0, 10]]]
+    trained(tmp_path / "c", checkpoint_every=0)
+    assert [read_pool(f)["committed"] for f in checkpoints(tmp_path / "c")] == [[[0, 13]]]
+
+
+def test_a_new_run_does_not_touch_the_checkpoints_of_another(tmp_path: Path) -> None:
+    trained(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(unisono.UserError, match="resume=True, or choose another directory"):
+        trained(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_late_learner_is_not_taken_for_a_new_run(tmp_path: Path) -> None:
+    """It finds checkpoints, and they are those of the run that it joins."""
+    from unisono.simulation import Join, run_loops
+
+    def loop() -> None:
+        model = network()
+        strategy = unisono.Averaging(every=2 * BATCH)
+        with unisono.Learner(
+            model, sgd(model), strategy, checkpoints=tmp_path, checkpoint_every=2 * BATCH
+        ) as learner:
+            for batch in learner.draw(dataset(), epochs=3, batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+
+    run = run_loops(loop, learners=2, faults=[Join(9.0, 2)])
+    assert run.state.joined == 3 and run.state.pool.over
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"seed": 1}, "made with data 104 examples.*seed 0, and this is .*seed 1"),
+        ({"strategy": "allreduce"}, "made with strategy"),
+        ({"also": {"scheduler": "make"}}, "holds no 'scheduler'"),
+    ],
+)
+def test_another_run_cannot_go_on(options: dict[str, Any], match: str, tmp_path: Path) -> None:
+    trained(tmp_path)
+    if "also" in options:
+        options = {"also": {"scheduler": lr_scheduler.StepLR(sgd(network()), 3)}}
+    with pytest.raises(unisono.UserError, match=match):
+        trained(tmp_path, resume=True, **options)
+
+
+def test_another_model_cannot_go_on(tmp_path: Path) -> None:
+    trained(tmp_path)
+    model = nn.Sequential(network(), nn.Linear(3, 3))
+
+    def loop() -> None:
+        with unisono.Learner(model, sgd(model), checkpoints=tmp_path, resume=True) as learner:
+            for batch in learner.draw(dataset(), batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+
+    with pytest.raises(unisono.UserError, match="was made with model"):
+        alone(loop)
+
+
+def test_resume_without_a_checkpoint_begins(tmp_path: Path) -> None:
+    model = trained(tmp_path / "new", resume=True)
+    assert torch.equal(flat(model), flat(trained(tmp_path / "other")))
+
+
+class Odd:
+    """Keeps what cannot be kept."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fine": 1, "deep": [{"file": object()}]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("thing", "match"),
+    [(object(), "no state_dict"), (Odd(), r"also\['thing'\]: .deep.0.file is of type object")],
+)
+def test_what_cannot_be_kept_is_told_at_the_start(thing: Any, match: str, tmp_path: Path) -> None:
+    with pytest.raises(unisono.UserError, match=match) as caught:
+        trained(tmp_path, extra_state={"thing": thing})
+    assert "\n" not in str(caught.value)
+    assert checkpoints(tmp_path) == []
+
+
+def test_an_exception_while_a_checkpoint_is_written_ends_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    ran = simulated(lambda: trained(tmp_path, strategy="allreduce") and None, 2, check=False)
+    assert sorted(ran.errors) == [0, 1]
+    assert any("No space left" in str(error) for error in ran.errors.values())
+
+
+# The code of nested state.
+
+
+def test_code_and_back() -> None:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    loss_of(model, dataset()[:8]).backward()
+    optimizer.step()
+    states = {
+        "optimizer": optimizer.state_dict(),
+        "steps": lr_scheduler.MultiStepLR(optimizer, [3, 3, 5]).state_dict(),
+        "cycle": lr_scheduler.OneCycleLR(sgd(model), 0.1, 10).state_dict(),
+        "plateau": lr_scheduler.ReduceLROnPlateau(sgd(model)).state_dict(),
+        "lambda": lr_scheduler.LambdaLR(sgd(model), lambda step: 0.1).state_dict(),
+        "scaler": torch.amp.GradScaler("cpu").state_dict(),
+        "numbers": {"a": np.float64(1.5), "b": np.int64(3), "c": np.bool_(True), 7: float("inf")},
+        "empty": {},
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    plain = json.loads(json.dumps(encode(states, tensors)))
+    back = decode(plain, tensors)
+    assert str(back) == str(decode(encode(states, {}), tensors))
+    assert isinstance(back["steps"]["milestones"], Counter)
+    assert back["numbers"] == {"a": 1.5, "b": 3, "c": True, 7: float("inf")}
+    assert back["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.999)
+    fresh = torch.optim.AdamW(network().parameters(), lr=0.1)
+    fresh.load_state_dict(back["optimizer"])
+
+
+def test_names_of_tensors_do_not_collide() -> None:
+    one, two = torch.ones(1), torch.zeros(1)
+    state = {"a": {"b.c": one}, "a.b": {"c": two}}
+    tensors: dict[str, torch.Tensor] = {}
+    back = decode(encode(state, tensors), tensors)
+    assert torch.equal(back["a"]["b.c"], one) and torch.equal(back["a.b"]["c"], two)
+
+
+def test_state_of_many_tensors_travels() -> None:
+    """Its description alone is longer than a message may be."""
+    state = [
+        {
+            "param_groups": [],
+            "state": {i: {"exp_avg": torch.full((), float(i))} for i in range(5000)},
+        }
+    ]
+    bundle = to_bundle("optimizers", state)
+    assert len(json.dumps(bundle.plain)) < 1000
+    assert all(isinstance(vector, TensorVector) for vector in bundle.vectors.values())
+    back = from_bundle("optimizers", bundle)
+    assert float(back[0]["state"][4321]["exp_avg"]) == 4321.0
+    assert back[0]["state"][0]["exp_avg"].shape == ()

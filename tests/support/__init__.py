@@ -1,0 +1,3 @@
+"""What tests of several packages share."""
+
+from __future__ import annotations
