@@ -26,18 +26,18 @@ from unisono.runs.summary import Summary
 from unisono.training.train import train
 
 CONTENDERS: dict[str, list[str]] = {
-    "solo": ["strategy=solo", "learners=1"],
-    "allreduce": ["strategy=allreduce"],
-    "averaging": ["strategy=averaging"],
-    "averaging-dynamic": ["strategy=averaging", "strategy.sharding=dynamic"],
-    "block-momentum": ["strategy=averaging", "strategy.outer=block-momentum"],
-    "nesterov": ["strategy=averaging", "strategy.outer=nesterov"],
-    "server": ["strategy=server"],
-    "server-1": ["strategy=server", "strategy.push_every=1"],
-    "averaged-server": ["strategy=averaged-server"],
-    "gossip-fixed": ["strategy=gossip-fixed"],
-    "gossip-random": ["strategy=gossip-random"],
-    "delay-by-one": ["strategy=delay-by-one"],
+    "solo": ["strategy.name=solo", "learners=1"],
+    "allreduce": ["strategy.name=allreduce"],
+    "averaging": ["strategy.name=averaging"],
+    "averaging-dynamic": ["strategy.name=averaging", "strategy.sharding=dynamic"],
+    "block-momentum": ["strategy.name=averaging", "strategy.outer=block-momentum"],
+    "nesterov": ["strategy.name=averaging", "strategy.outer=nesterov"],
+    "server": ["strategy.name=server"],
+    "server-1": ["strategy.name=server", "strategy.push_every=1"],
+    "averaged-server": ["strategy.name=averaged-server"],
+    "gossip-fixed": ["strategy.name=gossip-fixed"],
+    "gossip-random": ["strategy.name=gossip-random"],
+    "delay-by-one": ["strategy.name=delay-by-one"],
 }
 
 

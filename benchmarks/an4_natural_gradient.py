@@ -79,7 +79,7 @@ class Arm:
         """Its keys."""
         sets = [f"optimizer={self.optimizer}", f"learners={self.learners}"]
         if self.rounds:
-            sets += ["strategy=averaging", f"strategy.every={self.rounds * MINIBATCH}"]
+            sets += ["strategy.name=averaging", f"strategy.every={self.rounds * MINIBATCH}"]
         return sets
 
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from support.processes import distributed_test
 from unisono.fabric import Member, TensorVector, View, learner
 from unisono.fabric.local.host import Host
 from unisono.fabric.local.shared_memory import Slot
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.processes import distributed_test
 
 SIZES = {"body": (0, 2000), "1 MB": (1_000_000, 300), "50 MB": (50_000_000, 20)}
 """Bytes of the vector, and how many round trips are timed."""

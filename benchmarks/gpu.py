@@ -22,15 +22,15 @@ from unisono.errors import UserError
 from unisono.training.train import train
 
 CONTENDERS = [
-    ("solo, 1 learner", ["strategy=solo", "learners=1"]),
-    ("allreduce, 4", ["strategy=allreduce", "learners=4"]),
-    ("averaging, 4", ["strategy=averaging", "learners=4"]),
-    ("averaging drawn, 4", ["strategy=averaging", "strategy.sharding=dynamic", "learners=4"]),
-    ("server, 4", ["strategy=server", "learners=4"]),
-    ("averaged-server, 4", ["strategy=averaged-server", "learners=4"]),
-    ("gossip-fixed, 4", ["strategy=gossip-fixed", "learners=4"]),
-    ("gossip-random, 4", ["strategy=gossip-random", "learners=4"]),
-    ("delay-by-one, 4", ["strategy=delay-by-one", "learners=4"]),
+    ("solo, 1 learner", ["strategy.name=solo", "learners=1"]),
+    ("allreduce, 4", ["strategy.name=allreduce", "learners=4"]),
+    ("averaging, 4", ["strategy.name=averaging", "learners=4"]),
+    ("averaging drawn, 4", ["strategy.name=averaging", "strategy.sharding=dynamic", "learners=4"]),
+    ("server, 4", ["strategy.name=server", "learners=4"]),
+    ("averaged-server, 4", ["strategy.name=averaged-server", "learners=4"]),
+    ("gossip-fixed, 4", ["strategy.name=gossip-fixed", "learners=4"]),
+    ("gossip-random, 4", ["strategy.name=gossip-random", "learners=4"]),
+    ("delay-by-one, 4", ["strategy.name=delay-by-one", "learners=4"]),
 ]
 
 

@@ -18,9 +18,9 @@ loops need for the examples of a round, and f those that its bytes need on one c
 for ways that wait for a round, min(1, c / f) for those that compute meanwhile (and, where that is
 less than 1, may let rounds become longer instead).
 
-Trainings of ways that are sharded statically come to the same whatever the cables, so they run without
-namespaces; the others run on the hosts, at 100 Mbit/s. What is done is kept in DIR and not done
-again; DIR/hosts.html has the curves.
+Trainings of ways that are sharded statically come to the same whatever the cables, so they run
+without namespaces; the others run on the hosts, at 100 Mbit/s. What is done is kept in DIR and not
+done again; DIR/hosts.html has the curves.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from hosts_tables import curves, speed_table, training_table
-from hosts_ways import (
+from hosts_contenders import (
     CONTENDERS,
     HOSTS,
     MEGABITS,
@@ -53,8 +52,8 @@ from hosts_ways import (
     Speed,
     Timing,
 )
+from hosts_tables import curves, speed_table, training_table
 
-from support.hosts import Hosts
 from unisono.config import load
 from unisono.data import Prep, convert_frames
 from unisono.fabric.network.auth import make_token
@@ -65,6 +64,9 @@ from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
 from unisono.training.builders import shape_of
 from unisono.training.train import summarise, train
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.hosts import Hosts
 
 MODEL = [f"minibatch={MINIBATCH}", "network.hidden=[384,384,384]", "threads=1", "device=cpu"]
 RATES = ["rate.schedule=warmup", "rate.start=0.025"]
@@ -263,7 +265,7 @@ def train_all(prep: Path, epochs: int, kept: Kept) -> None:
     common = [*MODEL, f"epochs={epochs}", "validation.examples=0"]
     flags = {"prep": str(prep)}
     todo = {way.key: way for way in TRAINED if way.key not in kept.trainings}
-    alone = {"solo": ["strategy=solo", "learners=1"]} if "solo" not in kept.trainings else {}
+    alone = {"solo": ["strategy.name=solo", "learners=1"]} if "solo" not in kept.trainings else {}
     alone |= {key: [*RATES, *way.sets] for key, way in todo.items() if way.static}
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         for key, sets in alone.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hosts_ways import HOSTS, TIMEOUT_S, Order, Speed
+from hosts_contenders import HOSTS, TIMEOUT_S, Order, Speed
 from torch.nn import functional
 
 from unisono.config import load
@@ -92,7 +92,7 @@ class Host:
         model = build(config.model, seed=0, **shape_of(config, prep))
         optimizer = make_optimizer(config, model, config.start_rate)
         window = Window(self._driver, order.seconds)
-        if config.strategy == "":
+        if not config.strategy:
             for step, (x, y) in enumerate(self._minibatches(source, config.minibatch)):
                 torch.autograd.backward(functional.cross_entropy(model(x), y))
                 optimizer.step()

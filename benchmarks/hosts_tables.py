@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from hosts_ways import (
+from hosts_contenders import (
     BFLOAT16,
     CONTENDERS,
     FLOAT32,

@@ -66,7 +66,11 @@ def main() -> None:
         table[name] = {rate: [] for rate in rates}
         for rate in rates:
             for seed in range(options.seeds):
-                keys = [f"strategy={variant.name}", f"learners={options.learners}", f"seed={seed}"]
+                keys = [
+                    f"strategy.name={variant.name}",
+                    f"learners={options.learners}",
+                    f"seed={seed}",
+                ]
                 keys += [f"rate.start={START * rate!r}", "validation.halves=true", *SETTINGS]
                 config = load(None, [*keys, *sets, *options.set], {"prep": str(prep.resolve())})
                 path = options.out / name / f"{rate:g}" / str(seed)

@@ -113,7 +113,7 @@ def main() -> None:
         for name, rate, epochs, sets in settings():
             key = f"{name}|{rate}|{epochs}"
             alone = name.startswith("solo")
-            who = ["strategy=solo"] if alone else ["strategy=server", "learners=4"]
+            who = ["strategy.name=solo"] if alone else ["strategy.name=server", "learners=4"]
             all_sets = ["threads=1", "validation.examples=0", f"epochs={epochs}", *who, *sets]
             all_sets += [f"rate.start={rate}", *options.set]
             if key not in done:

@@ -15,6 +15,7 @@ import os
 import platform
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,11 +25,13 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from support.processes import distributed_test
 from unisono.fabric import Member, TensorVector, learner
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.fabric.network.tcp_socket import TcpSocket
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.processes import distributed_test
 
 SIZES = {"1 KB": (1_000, 40, 200), "1 MB": (1_000_000, 10, 30), "50 MB": (50_000_000, 1, 3)}
 """Bytes of the vector, round trips in a turn, messages of a stream."""

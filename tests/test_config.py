@@ -144,7 +144,7 @@ def test_an_unknown_key_names_its_source(tmp_path: Path) -> None:
         "device=tpu",
         "sync round=3",
         "strategy.a=[1]",
-        "sync round.a.b.c=1",
+        "strategy.a.b.c=1",
         "validation.enabled=1",
         "learners=0",
         "learners=4:2",
@@ -188,7 +188,7 @@ def test_defaults_that_depend_on_other_keys() -> None:
     assert Config().strategy_name == "solo"
     assert Config(learners="2").strategy_name == "averaging"
     assert Config(learners="1:2").strategy_name == "averaging"
-    assert Config(learners="2", strategy="gossip-random").strategy_name == "gossip-random"
+    assert Config(learners="2", strategy={"name": "gossip-random"}).strategy_name == "gossip-random"
     assert Config().start_rate == default_rate(OptimizerChoice.SGD)
     assert load(None, ["optimizer=adamw"], {}).start_rate == 0.001
     assert load(None, ["rate.start=0.2"], {}).start_rate == 0.2

@@ -277,9 +277,6 @@ class Config(ConfigTable):
     """The whole configuration of a run, as `config.toml` holds it."""
 
     prep: str = Field(default="", description="prepared data, a folder made by `unisono prepare`")
-    strategy: str = Field(
-        default="", description="how learners agree; empty: solo for 1 learner, averaging for more"
-    )
     learners: str = Field(
         default="1", description="learners: N, or MIN:MAX where they may come and go"
     )
@@ -309,8 +306,10 @@ class Config(ConfigTable):
     network: NetworkConfig = NetworkConfig()
     rate: RateConfig = RateConfig()
     natural_gradient: NaturalGradientConfig = NaturalGradientConfig()
-    sync_round: dict[str, Option] = Field(
-        default={}, description="options of the chosen strategy, checked by the strategy"
+    strategy: dict[str, Option] = Field(
+        default={},
+        description="`name` of the strategy (default: solo for 1 learner, averaging for more) "
+        "and its options, checked by the strategy",
     )
     recipe: RecipeConfig = RecipeConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -340,7 +339,13 @@ class Config(ConfigTable):
     @property
     def strategy_name(self) -> str:
         """The strategy, with the default filled in."""
-        return self.strategy or ("solo" if self.learner_range[1] == 1 else "averaging")
+        default = "solo" if self.learner_range[1] == 1 else "averaging"
+        return str(self.strategy.get("name") or default)
+
+    @property
+    def strategy_options(self) -> dict[str, Option]:
+        """The strategy's options, without its name."""
+        return {key: value for key, value in self.strategy.items() if key != "name"}
 
     @property
     def start_rate(self) -> float:
@@ -368,7 +373,7 @@ def load(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) ->
         layers.lay((), _read(file), f"in {file}")
     for key, value in flags.items():
         if value is not None:
-            flag = key.replace("_", "-").replace(".", "-")
+            flag = key.removesuffix(".name").replace("_", "-").replace(".", "-")
             plain = fspath(value) if isinstance(value, PathLike) else value
             layers.lay(tuple(key.split(".")), plain, f"from --{flag}")
     for text in sets:
@@ -414,7 +419,7 @@ class _Layers:
         """Returns the first fault in one line."""
         fault = error.errors()[0]
         path = tuple(str(part) for part in fault["loc"])
-        if path[0] == "sync_round" and len(path) > 1:
+        if path[0] == "strategy" and len(path) > 1:
             path = path[:2]  # what follows names the members of the union, not keys
             text = "must be text, a number, true or false, or a table of these"
         else:

@@ -163,7 +163,7 @@ def test_consensus_gives_the_own_parameters_back(strategy: str, together: Togeth
 
 
 def test_the_consensus_is_the_last_rounds_mean() -> None:
-    """Static sharding: between rounds it stands still; a round makes the mean of what went into it."""
+    """Static sharding: between rounds it stands still; a round averages what went into it."""
     own: dict[int, list[torch.Tensor]] = {0: [], 1: []}
     shown: dict[int, list[torch.Tensor]] = {0: [], 1: []}
 
@@ -193,7 +193,7 @@ def test_the_consensus_is_the_last_rounds_mean() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rounds_go_on_while_the_consensus_is_looked_at(seed: int) -> None:
-    """Dynamic sharding: what others see of a learner is its own work, whatever its model shows meanwhile.
+    """Dynamic sharding: others see a learner's own work, whatever its model shows meanwhile.
 
     Each minibatch moves a number of its own, so the consensus tells which ones are in it.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unisono.errors import UserError
-from unisono.runs import write_report
+from unisono.report import write_report
 
 LOST = [
     {"event": "lost", "time": 9.0, "learner": 2, "reason": "silent for 10 s"},

@@ -22,7 +22,7 @@ class LogCoverage:
 
     trained: Counter[int] = field(default_factory=Counter)
     shared: dict[int, set[int | str]] = field(default_factory=dict)
-    """The sync rounds that contain a position; without sync rounds: whose steps on it were shared."""
+    """The sync rounds that contain a position; without rounds: whose steps on it were shared."""
     kept: set[int] = field(default_factory=set)
     """Positions that a learner alone committed or skipped."""
 

@@ -61,12 +61,14 @@ def test_chunks_give_the_posteriors_of_the_whole_utterance(model: str, prep: Pat
 
 
 def test_keys_count_frames_for_every_model() -> None:
-    chunked = config("lstm", "network.chunk=32", "strategy=averaging", "strategy.every=3200")
+    chunked = config("lstm", "network.chunk=32", "strategy.name=averaging", "strategy.every=3200")
     assert examples_in(chunked, 256) == 8
     assert examples_in(chunked, 5) == 1
     assert examples_in(chunked, 0) == 0
     assert strategy_of(chunked).every == 100
-    assert strategy_of(config("dnn", "strategy=averaging", "strategy.every=3200")).every == 3200
+    assert (
+        strategy_of(config("dnn", "strategy.name=averaging", "strategy.every=3200")).every == 3200
+    )
 
 
 def test_batch_norm_of_a_recurrent_network_is_refused(prep: Path) -> None:

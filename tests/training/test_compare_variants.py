@@ -102,7 +102,7 @@ def test_rates_are_sorted_numbers_above_zero() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("strategy=solo", "--strategies"),
+        ("strategy.name=solo", "--strategies"),
         ("strategy.every=4", "averaging:every=VALUE"),
         ("validation.enabled=false", "nothing can be compared"),
         ("validation.on=none", "nothing can be compared"),

@@ -19,11 +19,11 @@ from unisono.training.rates import make_schedule, rate_factor
         (["learners=4", "rate.most=0"], 4.0),
         (["learners=4", "rate.start=0.01"], 4.0),
         (["learners=4", "rate.start=0.3"], 1.0),
-        (["learners=1", "strategy=server", "strategy.overlap=false"], 10.0),
+        (["learners=1", "strategy.name=server", "strategy.overlap=false"], 10.0),
         (["learners=4", "strategy.outer=nesterov"], 1.0),
         (["learners=4", "rate.scaled=false"], 1.0),
         (["learners=4", "optimizer=adamw"], 1.0),
-        (["learners=1", "strategy=averaging"], 1.0),
+        (["learners=1", "strategy.name=averaging"], 1.0),
     ],
 )
 def test_the_factor_is_the_strategy_s_rule(sets: list[str], factor: float) -> None:

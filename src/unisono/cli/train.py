@@ -56,7 +56,7 @@ def train(
     rank = Rank.from_environment()
     flags = {
         "prep": None if prep is None else str(prep.resolve()),
-        "strategy": strategy,
+        "strategy.name": strategy,
         "learners": learners if rank is None else learners or str(rank.count),
         "cluster": cluster,
         "model": model,

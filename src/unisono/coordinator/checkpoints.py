@@ -13,14 +13,15 @@ class Checkpoints:
 
     What is committed at that instant is known in one of three ways:
 
-    * static sharding: learners report before they contribute to the next sync round, so it is what is committed
-      when the last part has been written;
-    * dynamic sharding, with sync rounds: it is what was committed when the sync round resolved (``fix``);
-    * dynamic sharding, where each commits by its own word: there is no common instant. Each learner *cuts*: it
-      keeps its model, and says what that contains and is not committed yet. The checkpoint counts
-      what was committed when it was ordered, what each committed until its own cut, and what it said
-      there: a minibatch is in it if, and only if, it is in the kept model of its trainer. A death
-      before all have cut ends such a checkpoint; the one before it stays.
+    * static sharding: learners report before they contribute to the next sync round, so it is what
+      is committed when the last part has been written;
+    * dynamic sharding, with sync rounds: it is what was committed when the sync round resolved
+      (``fix``);
+    * dynamic sharding, where each commits by its own word: there is no common instant. Each learner
+      *cuts*: it keeps its model, and says what that contains and is not committed yet. The
+      checkpoint counts what was committed when it was ordered, what each committed until its own
+      cut, and what it said there: a minibatch is in it if, and only if, it is in the kept model of
+      its trainer. A death before all have cut ends such a checkpoint; the one before it stays.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Checkpoints:
         return True
 
     def fix(self, before: int, after: int, committed: Iterable[Range]) -> None:
-        """Sync rounds up to ``after`` are resolved: notes what is committed if one is to be kept."""
+        """Sync rounds up to ``after`` are resolved: notes what is committed if one is kept."""
         if self.keeping is not None and before <= self.keeping < after:
             self._committed[self.keeping] = list(committed)
 

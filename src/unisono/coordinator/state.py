@@ -176,7 +176,7 @@ class State:
 
     @property
     def _by_word(self) -> bool:
-        """Dynamic sharding, and each commits by its own word: others may have the work of the dead."""
+        """Dynamic sharding without sync rounds: others may have the work of the dead."""
         job = self.job
         return job is not None and job.sharding == "dynamic" and not job.commits_by_round
 
@@ -257,8 +257,8 @@ class State:
     def state_holders(self) -> list[Address]:
         """The living learners that have the run's parameters.
 
-        Static sharding: the members of the last assignment; its newcomers once they have completed a round, or if
-        nobody else is left.
+        Static sharding: the members of the last assignment; its newcomers once they have completed
+        a round, or if nobody else is left.
         """
         if self.job is not None and self.job.sharding == "dynamic":
             return [a for a in self.learners if a in self._welcomed]
@@ -340,7 +340,7 @@ class State:
             self._delivery.answer(who, request, body)
 
     def _let_leave(self) -> None:
-        """Dynamic sharding: after every sync round that counts the leaver. Static sharding: others do it without."""
+        """Dynamic sharding: after every sync round that counts the leaver; static: at once."""
         static = self.job is not None and self.job.sharding == "static"
         for who, request in list(self._leaving.items()):
             if static or self.pool.over or not self.sync_rounds.may_contain(who):
@@ -413,7 +413,7 @@ class State:
             )
 
     def _welcome(self) -> None:
-        """Dynamic sharding: a newcomer gets the state of a living learner, between two sync rounds."""
+        """Dynamic sharding: a newcomer gets a living learner's state, between two sync rounds."""
         if self.sync_rounds.open:
             return
         for who, request in sorted(self._entering.items()):

@@ -1,8 +1,8 @@
 """Which sync rounds are complete, and what to do when a participant dies in one.
 
-Sync round number ``c`` is *complete at a member* when the member has its result, and *resolved* when
-it is complete at every living participant. What went into it is committed then, and not before: a
-result that only the dead had seen is lost.
+Sync round number ``c`` is *complete at a member* when the member has its result, and *resolved*
+when it is complete at every living participant. What went into it is committed then, and not
+before: a result that only the dead had seen is lost.
 
 When a participant dies, a collective may be complete at some and broken at others. Each member for
 whom it broke *stands* at it. As soon as every living participant stands at ``c`` or has completed

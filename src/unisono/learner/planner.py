@@ -36,8 +36,8 @@ class Minibatch:
     reached: int = 0
     """How far the pool is handed out once it is trained, as a position.
 
-    Static sharding: the same for all learners at the same step of a round, so that what a user makes of it
-    (a learning rate) is the same, too.
+    Static sharding: the same for all learners at the same step of a round, so that what a user
+    makes of it (a learning rate) is the same, too.
     """
 
 

@@ -199,7 +199,7 @@ class Stepper(Generic[T]):
         self._current = None
 
     def _end_round(self) -> None:
-        """Static sharding: closes the part if its last minibatch is done; the round happens here."""
+        """Static sharding: ends the round if its last minibatch is done; the round happens here."""
         if self._end is None:
             return
         ended, self._end = self._end, None

@@ -17,8 +17,8 @@ class Assignment:
     In round ``j`` the member number ``i`` of ``W`` trains the positions number
     ``(j W + i) share`` to ``(j W + i + 1) share - 1`` of ``ranges``. Only the last round of all
     may be shorter; it is divided as evenly as possible, the first members getting one more. So a
-    part depends on seed, position and members alone, not on where assignments begin. Round ``j`` ends
-    with sync round number ``first + j``.
+    part depends on seed, position and members alone, not on where assignments begin. Round ``j``
+    ends with sync round number ``first + j``.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Assignment:
 
 @dataclass
 class Counts:
-    """Minibatches, by what happened to them. ``leased = committed + skipped + returned`` at the end.
+    """Minibatches by outcome; at the end ``leased = committed + skipped + returned``.
 
     ``redone`` are those among ``committed`` and ``skipped`` that had been in the hands of a learner
     that died; ``dropped`` are those among ``returned`` whose push came too late.

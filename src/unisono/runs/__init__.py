@@ -1,8 +1,7 @@
-"""What a run leaves behind: its directory, metrics, summary and report."""
+"""What a run leaves behind: its directory, metrics and summary."""
 
 from __future__ import annotations
 
-from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.runs.metrics import Event, cut_torn_line, format_event, read_metrics
 from unisono.runs.summary import Minibatches, Staleness, Summary
@@ -17,5 +16,4 @@ __all__ = [
     "format_event",
     "read_metrics",
     "write_atomically",
-    "write_report",
 ]

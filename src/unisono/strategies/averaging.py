@@ -21,9 +21,9 @@ class AveragingParticipant(ModelRoundsParticipant):
 
         mean = sum_i (n_i / sum_j n_j) x_i
 
-    and the outer step makes of it ``agreed``, s, from which the next round starts. Static sharding: everybody
-    waits for the round, and x_i = s. Dynamic sharding: learners go on computing meanwhile;
-    x_i = x_i + (s - snapshot_i), so the steps made since the snapshot stay.
+    and the outer step makes of it ``agreed``, s, from which the next round starts. Static sharding:
+    everybody waits for the round, and x_i = s. Dynamic sharding: learners go on computing
+    meanwhile; x_i = x_i + (s - snapshot_i), so the steps made since the snapshot stay.
     """
 
     def __init__(self, replica: Replica, settings: Averaging) -> None:

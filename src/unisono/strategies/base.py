@@ -42,7 +42,7 @@ class RoundPlan:
     lockstep: bool = False
     """Whether every learner must make every step, also one for which it has no minibatch."""
     alone: float = 0.0
-    """Dynamic sharding: the share of all minibatches, at the start, that one learner trains by itself."""
+    """Dynamic sharding: the share of all minibatches that one learner trains alone at first."""
 
 
 @dataclass
@@ -202,14 +202,16 @@ class Participant:
         """Before the first minibatch; the learner has joined. May spawn activities."""
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """Static sharding: a new assignment begins. Dynamic sharding (None): the learner begins. Newcomers get their state.
+        """A new assignment begins, or the learner begins (None: dynamic sharding).
+
+        Newcomers get their state here.
 
         Returns False if the run was over before the learner could get in.
         """
         return True
 
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
-        """Gradients are there. Static sharding: they belong to the round that ends with ``sync_round``."""
+        """Gradients are there; with static sharding they belong to round ``sync_round``."""
 
     def before_update(self) -> bool:
         """The optimizer is about to step; False: the strategy steps for it, somewhere else."""

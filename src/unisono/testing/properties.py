@@ -150,7 +150,7 @@ def check_mean(
 
 
 def check_equal_data(make: Make, *, on: Callable[..., Cluster] = ToyCluster) -> None:
-    """Static sharding, equal data, no noise: a round changes nothing, and all are where one alone would be.
+    """Static sharding, equal data, no noise: a round changes nothing, all are where one would be.
 
     In a whole round each learner makes as many steps as the others; alone, a learner makes the same
     steps, one after the other.
@@ -186,8 +186,8 @@ def check_commits(
 def check_contraction(make: Make, *, promises: Promises = PLAIN) -> None:
     """Thrown apart, learners come together again, also beside one that is much slower.
 
-    Dynamic sharding, its minibatch takes as long as two rounds of the others: what they hand to it waits while
-    the next round begins.
+    Dynamic sharding, its minibatch takes as long as two rounds of the others: what they hand to it
+    waits while the next round begins.
     """
     learners, share = 4, _share(make)
     run = ToyCluster(
@@ -206,7 +206,7 @@ def check_contraction(make: Make, *, promises: Promises = PLAIN) -> None:
 def check_repeats(
     make: Make, seeds: Iterable[int] = range(5), *, promises: Promises = PLAIN
 ) -> None:
-    """Static sharding: all members have the same bits, and these do not depend on who was faster."""
+    """Static sharding: all members have the same bits, whoever was faster."""
     first: Numbers | None = None
     for seed in seeds:
         run = ToyCluster(

@@ -82,14 +82,14 @@ class Plan:
         alone = variant.strategy == BASELINE
         sets = [
             *self.sets,
-            f"strategy={variant.strategy}",
+            f"strategy.name={variant.strategy}",
             f"learners={1 if alone else self.base.learners}",
             f"epochs={self.base.epochs}",
             f"seed={seed}",
             f"rate.start={rate * self.base.start_rate!r}",
             f"rate.most={rate * self.base.rate.most!r}",
             "validation.halves=true",
-            *(f"sync round.{option}" for option in variant.options),
+            *(f"strategy.{option}" for option in variant.options),
         ]
         config = load(None, sets, {"prep": self.base.prep})
         path = out / "runs" / variant.folder / f"{rate:g}" / str(seed)
@@ -154,13 +154,11 @@ def plan_comparison(
     """
     flags = {"prep": str(prep), "learners": learners, "epochs": epochs}
     base = load(None, sets, flags)
+    if "name" in base.strategy:
+        raise UserError(f"--set strategy.name={base.strategy['name']}: name it in --strategies")
     if base.strategy:
-        raise UserError(f"--set strategy={base.strategy}: name it in --strategies")
-    if base.sync_round:
-        key = next(iter(base.sync_round))
-        raise UserError(
-            f"--set sync round.{key} is not for all: say it as in averaging:{key}=VALUE"
-        )
+        key = next(iter(base.strategy))
+        raise UserError(f"--set strategy.{key} is not for all: say it as in averaging:{key}=VALUE")
     if not base.validation.enabled:
         raise UserError("--set validation.enabled=false: without checks nothing can be compared")
     if base.validation.on is ValidationChoice.NONE:

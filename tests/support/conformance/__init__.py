@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from support.conformance import deaths, incarnation, messages
+from support.conformance import deaths, lifecycle, messages
 from support.conformance.stage import CASES, Ability, Case, Stage, case
 
-__all__ = ["Ability", "Case", "Stage", "case", "cases", "deaths", "life", "messages"]
+__all__ = ["Ability", "Case", "Stage", "case", "cases", "deaths", "lifecycle", "messages"]
 
 
 def cases(abilities: Iterable[Ability]) -> list[Case]:

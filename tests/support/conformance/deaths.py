@@ -208,7 +208,7 @@ def one_who_is_held_for_dead_harms_nobody(node: Fabric, stage: Stage) -> None:
 
 @case(A, B)
 def a_newcomer_is_reached_and_reaches(node: Fabric, stage: Stage) -> None:
-    """The next incarnation of B is another address: nobody takes its messages for those of the first."""
+    """The next incarnation of B is another address: its messages are not the first one's."""
     if node.address == A:
         node.send(B, "x", {"n": 0})
         assert node.receive("x", B).body["n"] == 1
@@ -281,7 +281,8 @@ def a_lost_connection_is_told_after_the_last_message(node: Fabric, stage: Stage)
 def a_coordinator_that_comes_back_is_told(node: Fabric, stage: Stage) -> None:
     """Gone, after its last words; then a notice, and the connection works again.
 
-    The next incarnation may speak before it was found: it knows from its journal where everybody is.
+    The next incarnation may speak before it was found: it knows from its journal where everybody
+    is.
     """
     if node.address == COORDINATOR:
         node.send(A, "first", {"life": stage.incarnation})

@@ -28,7 +28,7 @@ from unisono.training.worker import make_optimizer
 
 KALDI = [
     "recipe.enabled=true",
-    "strategy=averaging",
+    "strategy.name=averaging",
     "learners=4",
     "optimizer=ng-sgd",
     "rate.start=0.01",
@@ -210,7 +210,7 @@ def test_each_rule_can_be_turned_off() -> None:
         assert isinstance(model[1], nn.Dropout) and model[1].p == 0.1
         assert len(list(rules.parts(torch.zeros(6, 5), torch.zeros(6)))) == 1
     assert rules.states == []
-    whole = load(None, ["learners=4", "strategy=averaging"], {})
+    whole = load(None, ["learners=4", "strategy.name=averaging"], {})
     unruled = KaldiRecipe(whole, model, optimizer, make_schedule(whole), 1000, 10)
     plain = unruled.strategy(Averaging(every=50))
     assert isinstance(plain, Averaging) and isinstance(plain.selection, AllModels)
@@ -235,7 +235,7 @@ def test_the_objective_is_the_mean_log_prob_since_it_was_asked() -> None:
     assert objective.take() is None
 
 
-@pytest.mark.parametrize("other", ["strategy=gossip-random", "strategy.sharding=dynamic"])
+@pytest.mark.parametrize("other", ["strategy.name=gossip-random", "strategy.sharding=dynamic"])
 def test_it_is_for_static_averaging_only(other: str) -> None:
     config: Config = load(None, ["recipe.enabled=true", "learners=2", other], {})
     with pytest.raises(UserError, match="use --strategy averaging, and not"):
@@ -279,7 +279,7 @@ def test_more_at_the_start_than_there_are_is_refused() -> None:
 @pytest.mark.timeout(400)
 def test_a_run_whose_learners_ramp_up(prep: Path, tmp_path: Path) -> None:
     """The second learner comes when a quarter of the rounds are over, and trains its share."""
-    sets = ["recipe.enabled=true", "learners=2", "strategy=averaging", "strategy.every=1280"]
+    sets = ["recipe.enabled=true", "learners=2", "strategy.name=averaging", "strategy.every=1280"]
     sets += ["recipe.first_learners=1", "network.hidden=[256,256]", "epochs=25", "threads=1"]
     sets += ["minibatch=128", "device=cpu", "validation.every=1000000", "timeout_s=60"]
     out = tmp_path / "run"
@@ -300,7 +300,7 @@ def test_a_run_by_the_recipe(prep: Path, tmp_path: Path) -> None:
     sets = [
         "recipe.enabled=true",
         "learners=2",
-        "strategy=averaging",
+        "strategy.name=averaging",
         "strategy.every=1280",
         "strategy.restart_optimizer=true",
         "optimizer=ng-sgd",

@@ -27,7 +27,8 @@ class LocalNode:
 
     Two things make somebody out of reach. ``_gone`` are the declared: their messages are dropped
     and their connections refused, for good. The coordinator is ``_away`` while the connection to
-    it is broken; it is never refused, because its next incarnation may speak before it is found again.
+    it is broken; it is never refused, because its next incarnation may speak before it is found
+    again.
     """
 
     def __init__(self, host: Host, address: Address) -> None:

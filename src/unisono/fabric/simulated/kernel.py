@@ -75,8 +75,8 @@ class Waiter:
 class Kernel:
     """The simulated cluster.
 
-    Events happen in the order of (time, the schedule's tie, count). Under ``ExhaustiveScheduler`` the clock
-    orders only timers; which message is delivered next is the schedule's choice.
+    Events happen in the order of (time, the schedule's tie, count). Under ``ExhaustiveScheduler``
+    the clock orders only timers; which message is delivered next is the schedule's choice.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Who runs next in a simulation, where the clock leaves it open.
 
-``TimedScheduler`` follows the clock. ``SeededScheduler`` draws: latencies jitter, ties are broken at random, and an
-activity may be set aside at any fabric call. ``ExhaustiveScheduler`` walks through every order in which
-messages can be delivered.
+``TimedScheduler`` follows the clock. ``SeededScheduler`` draws: latencies jitter, ties are broken
+at random, and an activity may be set aside at any fabric call. ``ExhaustiveScheduler`` walks
+through every order in which messages can be delivered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a learner of a strategy with dynamic sharding gets in: with the state of one that is in already."""
+"""How a learner joins a run with dynamic sharding: with the state of a member."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ class ModelRoundsParticipant(SyncParticipant):
     ``agreed`` is the model that all agreed on last, the same bits at every member: newcomers begin
     from it, and it is the consensus. A strategy overrides ``conclude``: it moves ``agreed`` (with
     ``lock`` held), and then its learner, by ``replica.add`` of a difference to the contribution;
-    or, if it is sharded statically and waits for the round, by ``replica.replace`` in ``end_of_round``. What else
-    it remembers from round to round goes into ``memory``, and travels with ``agreed``.
+    or, if it is sharded statically and waits for the round, by ``replica.replace`` in
+    ``end_of_round``. What else it remembers from round to round goes into ``memory``, and travels
+    with ``agreed``.
     """
 
     def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:

@@ -38,13 +38,13 @@ class PairwiseParticipant(Participant):
     it is busy, and lets a higher one wait. So whoever waits, waits for a lower address: there is
     no circle, for any number of learners. Computing waits for nothing.
 
-    **Committing.** A model travels with notes of all work in it that the coordinator may not know of:
-    the learner's own, and what it took in from others and told of without being heard yet. Whoever
-    takes a model in tells of the work in it: that is in state which survives its trainer then. Of a
-    member that is gone, each tells, after the last word of it, that there is nothing more to come;
-    then the coordinator gives out again what nobody has told of. So a minibatch is trained again
-    only if no living model contains it. Two that die before either has exchanged with a third take
-    with them what only they had.
+    **Committing.** A model travels with notes of all work in it that the coordinator may not know
+    of: the learner's own, and what it took in from others and told of without being heard yet.
+    Whoever takes a model in tells of the work in it: that is in state which survives its trainer
+    then. Of a member that is gone, each tells, after the last word of it, that there is nothing
+    more to come; then the coordinator gives out again what nobody has told of. So a minibatch is
+    trained again only if no living model contains it. Two that die before either has exchanged with
+    a third take with them what only they had.
     """
 
     def __init__(

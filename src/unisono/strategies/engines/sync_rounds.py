@@ -1,9 +1,9 @@
 """The engine of strategies that agree all together: an agent beside the learner.
 
-One activity, one port. Its messages: the learner's own tick (static sharding), the coordinator's ``close``
-(dynamic sharding), ``welcome`` (send your state to a newcomer), and, when a participant died, ``supply``,
-``fetch`` and ``redo`` (see ``unisono.coordinator.sync_rounds``). What is agreed on, and what becomes
-of the result, is the strategy's.
+One activity, one port. Its messages: the learner's own tick (static sharding), the coordinator's
+``close`` (dynamic sharding), ``welcome`` (send your state to a newcomer), and, when a participant
+died, ``supply``, ``fetch`` and ``redo`` (see ``unisono.coordinator.sync_rounds``). What is agreed
+on, and what becomes of the result, is the strategy's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SyncParticipant(Participant):
         self.fabric.spawn("agent", self._run)
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """Newcomers get the state of a donor: that of the assignment, or whom the coordinator names."""
+        """Newcomers get a donor's state: the assignment's, or whom the coordinator names."""
         me = self.fabric.address
         if assignment is None:
             return join_dynamic(self.client, self._receive_state, lambda: self.rounds)

@@ -12,13 +12,13 @@ PACES = (512, 2048, 8192, 32768)
 MEGABITS = {"fast": 100, "slow": 50, "far": 100}
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 _NAMES = {
-    "solo": ["strategy=solo"],
-    "averaging": ["strategy=averaging"],
-    "averaging-dynamic": ["strategy=averaging", "strategy.sharding=dynamic"],
-    "gossip-random": ["strategy=gossip-random"],
-    "allreduce": ["strategy=allreduce"],
-    "delay-by-one": ["strategy=delay-by-one"],
-    "server": ["strategy=server"],
+    "solo": ["strategy.name=solo"],
+    "averaging": ["strategy.name=averaging"],
+    "averaging-dynamic": ["strategy.name=averaging", "strategy.sharding=dynamic"],
+    "gossip-random": ["strategy.name=gossip-random"],
+    "allreduce": ["strategy.name=allreduce"],
+    "delay-by-one": ["strategy.name=delay-by-one"],
+    "server": ["strategy.name=server"],
 }
 PACED = ("averaging", "averaging-dynamic", "gossip-random")
 _DEALT = ("averaging", "allreduce", "delay-by-one")
