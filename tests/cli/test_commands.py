@@ -14,7 +14,7 @@ import pytest
 
 from unisono.cli.main import main
 from unisono.data import Prep, synthesise
-from unisono.learner import checkpoint
+from unisono.learner import checkpoint_files
 from unisono.runs.summary import Summary
 
 Run = Callable[..., tuple[int, str, str]]
@@ -182,7 +182,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    monkeypatch.setattr(checkpoint_files, "save_file", save_file)
     status, _, error = run("train", prep, "--out", out, *QUICK, "--set", "checkpoint.every=512")
     assert status == 2
     assert is_one_line(error, "No space left on device", "resume"), error

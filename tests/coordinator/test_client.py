@@ -9,9 +9,9 @@ import pytest
 from unisono.coordinator.client import Client, CoordinatorLost, Refused
 from unisono.coordinator.service import PATIENCE, PORT
 from unisono.fabric import COORDINATOR, Cancelled, learner
-from unisono.fabric.simulated.kernel import Kernel, Network
+from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 
 TIMEOUT = 5.0
 
@@ -50,7 +50,9 @@ class Stub:
 
 
 def stage(seed: int = 0) -> tuple[Kernel, Stub, SimulatedNode]:
-    kernel = Kernel(schedule=Seeded(seed), network=Network(latency=0.1), limit=1000.0)
+    kernel = Kernel(
+        scheduler=SeededScheduler(seed), network=SimulatedNetwork(latency=0.1), limit=1000.0
+    )
     stub = Stub(kernel)
     stub.start()
     return kernel, stub, SimulatedNode(kernel, learner(0))

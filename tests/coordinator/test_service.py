@@ -13,8 +13,8 @@ from unisono.coordinator.journal import MemoryJournal, Operation
 from unisono.coordinator.service import PATIENCE
 from unisono.errors import UserError
 from unisono.fabric import Cancelled, Fabric
-from unisono.fabric.simulated.kernel import Network
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.kernel import SimulatedNetwork
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.strategies import AllReduce, Averaging, Sharding, Solo
 from unisono.strategies.base import Strategy
 from unisono.testing import invariants
@@ -103,7 +103,7 @@ def test_a_coordinator_killed_at_any_time_loses_nothing(strategy: Strategy) -> N
             strategy,
             2,
             9,
-            network=Network(latency=0.05),
+            network=SimulatedNetwork(latency=0.05),
             faults=[KillCoordinator(at, back_after=0.4)],
         )
         run = check(toys, toys.run(), calm=True)
@@ -253,7 +253,7 @@ class AllStopped(ToyCluster):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_whole_run_that_was_stopped_goes_on(strategy: Strategy, seed: int) -> None:
     run = AllStopped(
-        strategy=strategy, learners=3, total=40, timeout=TIMEOUT, schedule=Seeded(seed)
+        strategy=strategy, learners=3, total=40, timeout=TIMEOUT, scheduler=SeededScheduler(seed)
     ).run()
     assert run.state.lost == []
     assert run.coverage.repeated() == []

@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler
 import unisono
 from support.loops import BATCH, alone, dataset, flat, loss_of, network, sgd, simulated
 from unisono.fabric import TensorVector
-from unisono.learner import checkpoint
+from unisono.learner import checkpoint_files
 from unisono.learner.checkpoint_files import (
     checkpoints,
     commit,
@@ -120,7 +120,7 @@ def test_no_room_for_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint_files, "save_file", full)
     with pytest.raises(unisono.UserError, match="No space left on device") as caught:
         write_part(tmp_path, 9, 0, state())
     assert "\n" not in str(caught.value)
@@ -139,7 +139,7 @@ def test_no_room_to_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint_files, "_write", full)
     with pytest.warns(UserWarning, match="No space left on device"):
         commit(folder, POOL, keep=1)
     assert [f.name for f in checkpoints(tmp_path)] == ["00000003"]
@@ -148,7 +148,7 @@ def test_no_room_to_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.filterwarnings("ignore:checkpoint")
 def test_a_run_outlives_a_failed_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fine, calls = checkpoint._write, []
+    fine, calls = checkpoint_files._write, []
 
     def sometimes(path: Path, text: str) -> None:
         if path.name == checkpoint.POOL:
@@ -157,7 +157,7 @@ def test_a_run_outlives_a_failed_commit(tmp_path: Path, monkeypatch: pytest.Monk
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fine(path, text)
 
-    monkeypatch.setattr(checkpoint, "_write", sometimes)
+    monkeypatch.setattr(checkpoint_files, "_write", sometimes)
     trained(tmp_path, keep=5)
     assert len(calls) == 3 and len(checkpoints(tmp_path)) == 2
 
@@ -296,7 +296,7 @@ def test_an_exception_while_a_checkpoint_is_written_ends_all(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint_files, "save_file", full)
     ran = simulated(lambda: trained(tmp_path, strategy="allreduce") and None, 2, check=False)
     assert sorted(ran.errors) == [0, 1]
     assert any("No space left" in str(error) for error in ran.errors.values())

@@ -29,7 +29,7 @@ from support.loops import (
 )
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.state import State
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.finite_guard import IN_A_ROW
 from unisono.learner.placement import find_placement
 from unisono.simulation import Cut, Kill, KillCoordinator, Pause, run_loops
@@ -365,7 +365,7 @@ def test_weather(strategy: str, seed: int) -> None:
         Cut(9.2 + seed, 3, 13.0),
         KillCoordinator(7.7 + seed),
     ]
-    run = run_loops(loop, learners=4, faults=faults, schedule=Seeded(seed), check=False)
+    run = run_loops(loop, learners=4, faults=faults, scheduler=SeededScheduler(seed), check=False)
     # One that wakes when all is over finds nobody who would tell it.
     assert all(type(error).__name__ == "CoordinatorLost" for error in run.errors.values())
     assert run.state.pool.over

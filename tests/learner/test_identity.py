@@ -27,7 +27,7 @@ from support.loops import (
     simulated,
     threads,
 )
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 
 STRATEGIES = {
     "solo": "solo",
@@ -110,7 +110,9 @@ def test_workers_change_nothing(name: str, workers: int, plain: torch.Tensor) ->
 def test_any_schedule_gives_the_same_bits(name: str, plain: torch.Tensor) -> None:
     for seed in range(5):
         got: dict[str, Any] = {}
-        simulated(lambda g=got: learner_loop(STRATEGIES[name], g), 1, schedule=Seeded(seed))
+        simulated(
+            lambda g=got: learner_loop(STRATEGIES[name], g), 1, scheduler=SeededScheduler(seed)
+        )
         assert torch.equal(got["end"], plain)
 
 
@@ -144,7 +146,7 @@ def test_static_runs_repeat(strategy: Any, learners: int) -> None:
                     learner.step(loss_of(model, batch))
                 got[learner.number] = flat(model)
 
-        schedule = None if seed is None else Seeded(seed)
+        schedule = None if seed is None else SeededScheduler(seed)
         simulated(loop, learners, schedule=schedule, slowness={0: 1.0 + (seed or 0)})
         assert all(torch.equal(got[0], end) for end in got.values())
         ends.append(got[0])

@@ -27,7 +27,7 @@ from support.loops import (
     sgd,
     simulated,
 )
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.placement import find_placement
 
 Together = Callable[..., Ran]
@@ -439,7 +439,7 @@ def test_each_simulated_learner_has_generators_of_its_own() -> None:
                     learner.step(loss_of(model, batch))
                     numbers.append(float(torch.rand(())))
 
-        simulated(loop, 3, schedule=Seeded(seed), slowness={seed % 3: 3.0})
+        simulated(loop, 3, scheduler=SeededScheduler(seed), slowness={seed % 3: 3.0})
         draws.append(dynamic)
     assert all(dynamic == draws[0] for dynamic in draws)
     assert draws[0][0] != draws[0][1]

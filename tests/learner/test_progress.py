@@ -26,7 +26,7 @@ from support.loops import (
     sgd,
     simulated,
 )
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.positions import Positions
 
 Together = Callable[..., Ran]
@@ -109,7 +109,7 @@ def test_every_is_true_once_a_multiple(strategy: str, every: int) -> None:
                     if learner.every(examples=every):
                         true.append(learner.progress)
 
-        simulated(loop, learners, schedule=Seeded(learners))
+        simulated(loop, learners, scheduler=SeededScheduler(learners))
         # A minibatch of 8 can pass several multiples of 7 or less, and says so once.
         positions = [p for p in range(39) if (8 * p + 8) // every > 8 * p // every]
         assert len(true) == len(positions)
@@ -213,7 +213,7 @@ def test_rounds_go_on_while_the_consensus_is_looked_at(seed: int) -> None:
             with learner.consensus():
                 final[learner.number] = flat(model)
 
-    ran = simulated(loop, 2, schedule=Seeded(seed), slowness={1: 1.7})
+    ran = simulated(loop, 2, scheduler=SeededScheduler(seed), slowness={1: 1.7})
     assert ran.counts.committed == 24
     for end in final.values():
         assert torch.allclose(end, final[0])

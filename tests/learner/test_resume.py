@@ -14,7 +14,7 @@ import unisono
 from support.loops import BATCH, Ran, alone, dataset, flat, loss_of, network, simulated, threads
 from unisono.coordinator.client import Abandoned
 from unisono.errors import UserError
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.checkpoint_files import checkpoints, read_pool
 from unisono.simulation import Kill, KillCoordinator
 
@@ -127,7 +127,7 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
     asked = 18 if where == "in mid-epoch" else PER_EPOCH
     assert committed == [[0, -(-asked // width) * width]]
     second = Training(strategy, tmp_path, every, resume=True)
-    ran = run(second, learners, schedule=Seeded(learners))
+    ran = run(second, learners, scheduler=SeededScheduler(learners))
     assert ran.counts.committed == PER_EPOCH * EPOCHS - committed[0][1]
     assert_same(whole, second)
     assert second.is_leader == [0]
@@ -220,12 +220,12 @@ def test_drawn_runs_commit_the_rest_once(learners: int, seed: int, tmp_path: Pat
     when = (20.3 + 2 * seed) / learners + 1
     first = Training(strategy, tmp_path, 4 * BATCH)
     killed = [Kill(when, n) for n in range(learners)]
-    run(first, learners, faults=killed, schedule=Seeded(seed), slowness={0: 1.5})
+    run(first, learners, faults=killed, scheduler=SeededScheduler(seed), slowness={0: 1.5})
     pool = read_pool(checkpoints(tmp_path)[-1])
     done = sum(b - a for a, b in pool["committed"])
     assert 0 < done < total
     second = Training(strategy, tmp_path, 4 * BATCH, resume=True)
-    ran = run(second, learners, schedule=Seeded(seed))
+    ran = run(second, learners, scheduler=SeededScheduler(seed))
     assert ran.counts.committed == ran.counts.leased == total - done
     assert sum(second.steps.values()) == total - done
     assert ran.state.pool.over

@@ -14,7 +14,7 @@ from support.loops import network
 from unisono.fabric import TensorVector, learner
 from unisono.fabric.simulated.kernel import Kernel
 from unisono.fabric.simulated.node import SimulatedNode
-from unisono.fabric.simulated.schedulers import Seeded
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.finite_guard import FiniteGuard
 from unisono.learner.replica import LearnerReplica
 from unisono.learner.storage import ModelStorage
@@ -163,7 +163,7 @@ def test_snapshots_are_parameters_plus_pending_deltas(seed: int) -> None:
     Whatever the schedule, a snapshot holds as many steps as its work says, and all deltas that
     were handed in before it; at the end nothing is lost.
     """
-    kernel = Kernel(schedule=Seeded(seed, switching=0.5))
+    kernel = Kernel(scheduler=SeededScheduler(seed, switching=0.5))
     node = SimulatedNode(kernel, learner(0))
     model = scalar()
     replica = replica_of(model, node)

@@ -17,10 +17,10 @@ from typing import Protocol
 from support.conformance.stage import Ability, Case
 from support.processes import Parent, Processes
 from unisono.fabric import COORDINATOR, Address, Cancelled, Member, View
-from unisono.fabric import kernel as simulation
 from unisono.fabric.local.host import Host, LocalNode
 from unisono.fabric.network.endpoints import SocketAddress
 from unisono.fabric.network.tcp_listener import NetworkSettings
+from unisono.fabric.simulated import kernel as simulation
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import Scheduler, TimedScheduler
 

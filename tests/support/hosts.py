@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from unisono.testing import switch
+from support import switch
 
 _BURST, _QUEUE = "64kb", "50ms"
 

@@ -57,7 +57,7 @@ def setup() -> None:
     """Follows the plan."""
     plan = json.loads(os.environ[PLAN])
     if plan["apart"]:
-        from unisono.fabric import endpoints
+        from unisono.fabric.network import endpoints
 
         endpoints.machine = lambda: str(os.getpid())
     if plan["pace_s"]:
@@ -65,8 +65,6 @@ def setup() -> None:
 
         _before(Learner, "step", lambda *_: time.sleep(plan["pace_s"]))
     if PREP_HERE in os.environ:
-        from unisono.training import work
-
         work.Prep.open = lambda _, original=work.Prep.open: original(Path(os.environ[PREP_HERE]))
     if plan["late"] is not None:
         from unisono.learner.session import Session
@@ -142,7 +140,6 @@ def _while_it_welcomes(die: Callable[[], None]) -> None:
 
 def _in_a_checkpoint(die: Callable[[], None]) -> None:
     """Its tensors are on the disk, and the rest of its part is not."""
-    from unisono.learner import checkpoint
 
     _after(checkpoint, "save_file", die)
 

@@ -15,9 +15,9 @@ from unisono.learner.replica import LearnerReplica
 from unisono.pool.pool import Pool
 from unisono.pool.ranges import Range
 from unisono.strategies import AllReduce, Averaging, BlockMomentum, Sharding
-from unisono.strategies import collective as collective_module
 from unisono.strategies.averaging import AveragingParticipant
 from unisono.strategies.base import Replica
+from unisono.strategies.engines import collective as collective_module
 from unisono.strategies.engines.collective import Collective, Parts
 from unisono.strategies.engines.sync_rounds import Contribution, SyncParticipant
 from unisono.testing import Promises, check_strategy

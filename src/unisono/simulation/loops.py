@@ -56,7 +56,7 @@ def run_loops(
         learners: how many.
         cost: seconds that one ``backward`` takes.
         slowness: how many times longer it takes at some learners, by number.
-        schedule: who runs next where the clock leaves it open.
+        scheduler: who runs next where the clock leaves it open.
         network: what a message costs; by default ten milliseconds.
         timeout: seconds until a silent learner is declared dead.
         faults: what goes wrong, and when.

@@ -18,7 +18,7 @@ from unisono.fabric import (
     learner,
 )
 from unisono.fabric.blocking import BlockingCallError
-from unisono.fabric.simulated.kernel import DeadlockError, Kernel, NetworkSettings
+from unisono.fabric.simulated.kernel import DeadlockError, Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import SeededScheduler
 
@@ -43,7 +43,7 @@ class World:
 
 
 def test_a_message_takes_latency_and_bytes_over_bandwidth() -> None:
-    world = World(Kernel(network=NetworkSettings(latency=0.5, bandwidth=1000.0)))
+    world = World(Kernel(network=SimulatedNetwork(latency=0.5, bandwidth=1000.0)))
     body = len('{"n":1}')
 
     def send(node: SimulatedNode) -> None:
@@ -143,7 +143,7 @@ def test_one_killed_in_a_pause_does_not_pause_its_successor() -> None:
 
 def test_a_message_of_after_a_kill_is_not_early() -> None:
     """An arrival that was planned for the dead coordinator does not bring its successor's mail."""
-    world = World(Kernel(network=NetworkSettings(latency=1.0)))
+    world = World(Kernel(network=SimulatedNetwork(latency=1.0)))
     times: list[float] = []
 
     def sender(node: SimulatedNode) -> None:
@@ -164,7 +164,7 @@ def test_a_message_of_after_a_kill_is_not_early() -> None:
 
 
 def test_healing_does_not_hurry_what_is_still_on_its_way() -> None:
-    world = World(Kernel(network=NetworkSettings(latency=1.0)))
+    world = World(Kernel(network=SimulatedNetwork(latency=1.0)))
     times: list[tuple[int, float]] = []
 
     def sender(node: SimulatedNode) -> None:

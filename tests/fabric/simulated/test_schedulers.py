@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from unisono.fabric import CREDIT, Address, TensorVector, learner
-from unisono.fabric.simulated.kernel import Kernel, NetworkSettings
+from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import (
     ExhaustiveScheduler,
@@ -24,7 +24,7 @@ Trace = list[tuple[Address, int]]
 
 
 def run(scheduler: Scheduler, plays: Mapping[Address, Play]) -> Kernel:
-    kernel = Kernel(scheduler=scheduler, network=NetworkSettings(latency=0.01))
+    kernel = Kernel(scheduler=scheduler, network=SimulatedNetwork(latency=0.01))
     nodes = {address: SimulatedNode(kernel, address) for address in plays}
     for address, play in plays.items():
         kernel.main(nodes[address], lambda play=play, node=nodes[address]: play(node))  # type: ignore[misc]
