@@ -174,7 +174,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     run: Run, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    real, calls = checkpoint.save_file, []
+    real, calls = checkpoint_files.save_file, []
 
     def save_file(*arguments: object) -> None:
         calls.append(1)

@@ -151,7 +151,7 @@ def test_a_run_outlives_a_failed_commit(tmp_path: Path, monkeypatch: pytest.Monk
     fine, calls = checkpoint_files._write, []
 
     def sometimes(path: Path, text: str) -> None:
-        if path.name == checkpoint.POOL:
+        if path.name == checkpoint_files.POOL:
             calls.append(path)
             if len(calls) == 2:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -65,7 +65,9 @@ def setup() -> None:
 
         _before(Learner, "step", lambda *_: time.sleep(plan["pace_s"]))
     if PREP_HERE in os.environ:
-        work.Prep.open = lambda _, original=work.Prep.open: original(Path(os.environ[PREP_HERE]))
+        from unisono.launch.learner_job import Prep
+
+        Prep.open = lambda _, original=Prep.open: original(Path(os.environ[PREP_HERE]))
     if plan["late"] is not None:
         from unisono.learner.session import Session
 
@@ -140,8 +142,9 @@ def _while_it_welcomes(die: Callable[[], None]) -> None:
 
 def _in_a_checkpoint(die: Callable[[], None]) -> None:
     """Its tensors are on the disk, and the rest of its part is not."""
+    from unisono.learner import checkpoint_files
 
-    _after(checkpoint, "save_file", die)
+    _after(checkpoint_files, "save_file", die)
 
 
 def _in_an_exchange(die: Callable[[], None]) -> None:

@@ -116,7 +116,7 @@ def test_the_drift_of_such_snapshots_is_found_by_itself(monkeypatch: pytest.Monk
 
 
 def committed_when_leased(
-    self: Pool, who: Address, want: int, learners: int, lend: Any = Pool.draw
+    self: Pool, who: Address, want: int, learners: int, lend: Any = Pool.lease
 ) -> list[Range]:
     ranges: list[Range] = lend(self, who, want, learners)
     self.commit(who, ranges)
@@ -125,7 +125,7 @@ def committed_when_leased(
 
 def test_committing_when_drawn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """(c) A death after that loses the lease, which nobody returns."""
-    monkeypatch.setattr(Pool, "draw", committed_when_leased)
+    monkeypatch.setattr(Pool, "lease", committed_when_leased)
     with pytest.raises(AssertionError, match="replay with check_schedule"):
         check_schedules(dynamic, range(FEW))
 
