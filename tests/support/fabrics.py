@@ -88,7 +88,7 @@ class Simulated:
         """Stages the case; ``DeadlockError`` says who waits where."""
         kernel = simulation.Kernel(
             scheduler=self._scheduler(),
-            network=simulation.NetworkSettings(latency=0.001),
+            network=simulation.SimulatedNetwork(latency=0.001),
             limit=1e4,
         )
         play = _SimulatedPlay(kernel, case)
