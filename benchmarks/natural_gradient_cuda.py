@@ -3,9 +3,9 @@
 462 -> 5 x 2048 -> 10217 (ReLU, cross entropy), minibatch 1024, bfloat16 products with float32
 weights, period 4, ranks 20 and 80. Both steps are made as fast as we can: forward and backward are
 written out, compiled, and the same for both, with the outputs padded to 10224; everything is
-captured in CUDA graphs. SGD then multiplies the rows of each layer; ng-sgd has
-`ResidentNaturalGradient` make them natural first, and bounds its step. `follow`, the update of the
-estimates, runs in line or on a stream beside the next forward and backward pass. "As it comes" is
+captured in CUDA graphs. SGD then multiplies the rows of each layer; ng-sgd has a `FisherBatch`
+precondition them first, and bounds its step. The Fisher update runs in line or on a stream beside
+the next forward and backward pass. "As it comes" is
 an ordinary loop with autocast: `torch.optim.SGD` and `NaturalGradientSGD` as anybody uses them.
 
 The floor. N = 1024 rows; sum D_x = 10708 with ranks 20 (padded to 80 here), sum D_g = 20457 with
@@ -25,7 +25,6 @@ So about 0.1 ms, a tenth of the step, is what moving the numbers costs; the rest
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -39,15 +38,12 @@ from torch.nn import functional
 
 from unisono.models import DNN
 from unisono.optim import NaturalGradientSGD
+from unisono.optim.device_preconditioner import captured
 from unisono.optim.fisher import FisherEstimate
-from unisono.optim.layer import Estimation, Side
-from unisono.optim.max_change import BoundedStep
-from unisono.optim.resident import ResidentNaturalGradient, product
-from unisono.optim.resident import Shape as LayerShape
+from unisono.optim.fisher_batch import LEAST_BFLOAT16, FisherBatch, product
+from unisono.optim.natural_gradient import update_weight, updates
 
-ESTIMATION = Estimation(
-    rank_in=20, rank_out=80, update_period=4, num_samples_history=2000.0, alpha=4.0
-)
+RANK_IN, RANK_OUT, PERIOD, HISTORY, ALPHA = 20, 80, 4, 2000.0, 4.0
 RATE = 0.01
 Step = Callable[[], None]
 
@@ -119,37 +115,9 @@ def rows_of(x: Tensor, y: Tensor, narrow: list[Tensor]) -> tuple[list[Tensor], l
     return inputs, derivatives
 
 
-class Graph:
-    """A captured piece of work; keeps what the work uses, whose addresses are in the graph."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, work: Step) -> None:
-        self._work = work
-        self.replay: Step = graph.replay
-
-    def __call__(self) -> None:
-        """Runs it."""
-        self.replay()
-
-
-def captured(work: Step) -> Graph:
-    """The work as a graph; it is run a few times before.
-
-    Each is captured on a stream of its own: cuBLAS keeps one workspace a stream, and graphs that
-    run beside each other must not share it.
-    """
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(beside)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.graph(graph, stream=stream):
-        work()
-    torch.cuda.synchronize()
-    return Graph(graph, work)
+def graph_of(work: Step) -> Step:
+    """The work as a graph on a stream of its own: graphs run beside each other here."""
+    return captured(work, torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
 
 # SGD.
@@ -168,7 +136,7 @@ def sgd_autograd(shape: Shape, device: torch.device, *, fast: bool) -> Step:
 
     if not fast:
         return step
-    return captured(step)
+    return graph_of(step)
 
 
 def sgd_by_hand(shape: Shape, device: torch.device) -> Step:
@@ -184,22 +152,28 @@ def sgd_by_hand(shape: Shape, device: torch.device) -> Step:
         plain_sgd(w.all, [*weights, *biases])
         w.refresh()
 
-    return captured(step)
+    return graph_of(step)
 
 
-def plain_sgd(parameters: list[Tensor], gradients: list[Tensor]) -> None:
-    """The fused step."""
+def plain_sgd(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    rate: float | Tensor = RATE,
+    not_finite: Tensor | None = None,
+) -> None:
+    """The fused step; not taken where `not_finite` is 1."""
     torch._fused_sgd_(
         parameters,
         gradients,
         [],
         weight_decay=0.0,
         momentum=0.0,
-        lr=RATE,
+        lr=rate,
         dampening=0.0,
         nesterov=False,
         maximize=False,
         is_first_step=False,
+        found_inf=not_finite,
     )
 
 
@@ -219,109 +193,125 @@ def shipped(shape: Shape, device: torch.device) -> Step:
     return step
 
 
+class BoundedStep:
+    """The step of ng-sgd with all numbers on the device, so that it can be captured."""
+
+    def __init__(self, layers: list[list[Tensor]], max_changes: list[float], total: float) -> None:
+        device = layers[0][0].device
+        self._layers, self._total = layers, total
+        layer_of = torch.tensor([n for n, layer in enumerate(layers) for _ in layer])
+        self._belongs = (layer_of == torch.arange(len(layers)).unsqueeze(1)).double().to(device)
+        self._bounds = torch.tensor(max_changes, dtype=torch.float64, device=device)
+
+    def take(self, gradients: list[tuple[Tensor, Tensor]]) -> None:
+        """As `unisono.optim.max_change.take_step` has it."""
+        norms = torch.stack(torch._foreach_norm([g for pair in gradients for g in pair]))
+        lengths = RATE * (self._belongs @ norms.double().square()).sqrt()
+        factors = (self._bounds / lengths).clamp(max=1.0)
+        total = torch.linalg.vector_norm(factors * lengths)
+        rates = RATE * factors * (self._total / total).clamp(max=1.0)
+        for layer, pair, rate in zip(self._layers, gradients, rates.float().unbind(), strict=True):
+            plain_sgd(layer, list(pair), rate, lengths.isfinite().all().logical_not().float())
+
+
 class Natural:
-    """Ours, captured: passes, step, updating step and `follow` are a graph each."""
+    """Ours, captured: passes, step, updating step and Fisher update are a graph each."""
 
     def __init__(
         self, shape: Shape, device: torch.device, *, beside: bool, compiled: bool = False
     ) -> None:
         self._w = w = Weights(shape, device)
-        self._shapes = [LayerShape(inputs=i, outputs=o) for i, o in shape.sizes]
-        self._natural = ResidentNaturalGradient(
-            self._shapes, ESTIMATION, mean=True, dtype=torch.bfloat16, device=device
-        )
-        self._rooms = [
-            [
-                torch.zeros(shape.rows, s.padded(side), dtype=torch.bfloat16, device=device)
-                for s in self._shapes
-            ]
-            for side in Side
+        sizes = [size for i, o in shape.sizes for size in ((i + 1, RANK_IN), (o, RANK_OUT))]
+        self._batch = FisherBatch(sizes, num_samples_history=HISTORY, alpha=ALPHA, device=device)
+        self._buffers = [
+            torch.zeros(shape.rows, self._batch.columns(n), dtype=torch.bfloat16, device=device)
+            for n in range(len(sizes))
         ]
-        count = len(shape.sizes)
-        changes = [*[0.75] * (count - 1), 1.5]
-        self._bounded = BoundedStep(w.layers, [RATE] * count, changes, 2.0)
+        changes = [*[0.75] * (len(shape.sizes) - 1), 1.5]
+        self._bounded = BoundedStep(w.layers, changes, 2.0)
         self._beside: Any = torch.cuda.Stream() if beside else None  # type: ignore[no-untyped-call]
-        self._followed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._natural.load(first_estimates(self._shapes, *rows_of(w.x, w.y, w.narrow)))
+        self._updated = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._fill()
+        for index, (dim, rank) in enumerate(sizes):
+            rows = self._buffers[index][:, :dim].double() * self._factor(index)
+            first = FisherEstimate.first(rows, rank, update_weight(shape.rows, HISTORY))
+            self._batch.load(index, first.basis, first.d, first.rho)
         passes = torch.compile(self._fill, dynamic=False)
-        turn = torch.compile(self._turn, dynamic=False) if compiled else self._turn
+        self._precondition(False)  # makes the batch's bfloat16 copies
+        work = self._precondition
+        precondition = torch.compile(work, dynamic=False) if compiled else work
 
         def step(updating: bool) -> None:
-            turn(updating)
+            precondition(updating)
             self._bounded.take(self._gradients())
             w.refresh()
 
-        self._passes = captured(passes)
-        self._step = captured(lambda: step(False))
-        self._updating = captured(lambda: step(True))
-        self._natural.forget()
-        self._follow = captured(self._natural.follow)
+        self._passes = graph_of(passes)
+        self._step = graph_of(lambda: step(False))
+        self._updating = graph_of(lambda: step(True))
+        self._batch.discard_pending()
+        self._update = graph_of(lambda: self._batch.update(LEAST_BFLOAT16))
         self._t, self._was = 0, False
 
-    def _fill(self) -> None:
-        """Forwards and backwards, rows to their packages."""
-        w = self._w
-        for rooms, rows in zip(self._rooms, rows_of(w.x, w.y, w.narrow), strict=True):
-            for room, some in zip(rooms, rows, strict=True):
-                room[:, : some.shape[1]].copy_(some)
+    def _factor(self, index: int) -> float:
+        """Derivatives are those of a mean; the estimates see those of a sum."""
+        return float(self._w.shape.rows) if index % 2 else 1.0
 
-    def _turn(self, updating: bool) -> None:
-        for layer, (x, g) in enumerate(zip(*self._rooms, strict=True)):
-            self._natural.turn(layer, x, g, updating=updating)
+    def _fill(self) -> None:
+        """Forwards and backwards; inputs with ones and derivatives to the buffers."""
+        w = self._w
+        for n, (x, g) in enumerate(zip(*rows_of(w.x, w.y, w.narrow), strict=True)):
+            inputs, derivatives = self._buffers[2 * n : 2 * n + 2]
+            inputs[:, : x.shape[1]].copy_(x)
+            inputs[:, x.shape[1]].fill_(1.0)
+            derivatives[:, : g.shape[1]].copy_(g)
+
+    def _precondition(self, updating: bool) -> None:
+        scales = [
+            self._batch.precondition(n, rows, factor=self._factor(n), updating=updating)
+            for n, rows in enumerate(self._buffers)
+        ]
+        for n in range(0, len(scales), 2):
+            self._buffers[n].mul_(scales[n] * scales[n + 1])
 
     def _gradients(self) -> list[tuple[Tensor, Tensor]]:
         found = []
-        for shape, x, g in zip(self._shapes, *self._rooms, strict=True):
-            weight = product(g.T, x[:, : shape.inputs])[: shape.outputs]
-            bias = product(g.T, x[:, shape.inputs : shape.inputs + 1])[: shape.outputs]
+        for n, (inputs, outputs) in enumerate(self._w.shape.sizes):
+            x, g = self._buffers[2 * n : 2 * n + 2]
+            weight = product(g.T, x[:, :inputs])[:outputs]
+            bias = product(g.T, x[:, inputs : inputs + 1])[:outputs]
             found.append((weight, bias.view(-1)))
         return found
 
     def __call__(self) -> None:
         """One step."""
-        updating = self._t <= 10 or (self._t - 10) % ESTIMATION.update_period == 0
+        updating = updates(self._t, PERIOD)
         self._t += 1
-        self._passes.replay()
+        self._passes()
         if self._beside is not None and self._was:
-            torch.cuda.current_stream().wait_event(self._followed)
-        (self._updating if updating else self._step).replay()
+            torch.cuda.current_stream().wait_event(self._updated)
+        (self._updating if updating else self._step)()
         if updating and self._beside is None:
-            self._follow.replay()
+            self._update()
         elif updating and self._beside is not None:
             self._beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._beside):
-                self._follow.replay()
-                self._followed.record()
+                self._update()
+                self._updated.record()
         self._was = updating
 
     def parts(self) -> list[tuple[str, Step]]:
         """What a step is made of, to be timed apart."""
         return [
-            ("passes", self._passes.replay),
-            ("natural gradients and step", self._step.replay),
-            ("the same, updating", self._updating.replay),
-            ("follow", self._follow.replay),
+            ("passes", self._passes),
+            ("natural gradients and step", self._step),
+            ("the same, updating", self._updating),
+            ("Fisher update", self._update),
         ]
 
     def finite(self) -> bool:
         """Whether the parameters are still numbers."""
         return all(bool(p.isfinite().all()) for p in self._w.all)
-
-
-def first_estimates(
-    shapes: list[LayerShape], inputs: list[Tensor], derivatives: list[Tensor]
-) -> list[dict[Side, FisherEstimate]]:
-    """Of a first minibatch."""
-    found = []
-    for shape, x, g in zip(shapes, inputs, derivatives, strict=True):
-        weight = torch.empty(shape.outputs, shape.inputs, device="meta")
-        ones = functional.pad(x.float(), (0, 1), value=1.0)
-        rows = {Side.INPUT: ones, Side.OUTPUT: g[:, : shape.outputs].float() * len(g)}
-        eta = 1.0 - math.exp(-len(x) / ESTIMATION.num_samples_history)
-        found.append(
-            {s: FisherEstimate.first(rows[s], ESTIMATION.rank(s, weight), eta) for s in Side}
-        )
-    return found
 
 
 def ordinary(

@@ -180,8 +180,8 @@ GEOMETRIES = [
 def test_convolution_is_a_linear_layer_on_windows(geometry: dict, batched: bool) -> None:
     torch.manual_seed(1)
     conv = nn.Conv1d(4, 6, **geometry).double()
-    taps = conv.kernel_size[0]
-    linear = nn.Linear(4 * taps, 6, bias=conv.bias is not None).double()
+    frames = conv.kernel_size[0]
+    linear = nn.Linear(4 * frames, 6, bias=conv.bias is not None).double()
     linear.load_state_dict(
         {k: v.flatten(1) if v.dim() > 1 else v for k, v in conv.named_parameters()}
     )
@@ -191,7 +191,7 @@ def test_convolution_is_a_linear_layer_on_windows(geometry: dict, batched: bool)
     for call in range(13):
         x = torch.randn(3 if batched else 1, 4, 20, dtype=torch.float64).requires_grad_()
         padded = functional.pad(x, pad, mode=mode)
-        span = conv.dilation[0] * (taps - 1)
+        span = conv.dilation[0] * (frames - 1)
         starts = range(0, padded.shape[2] - span, conv.stride[0])
         windows = [padded[:, :, s : s + span + 1 : conv.dilation[0]].flatten(1) for s in starts]
         y = linear(torch.stack(windows, 1)).transpose(1, 2)
@@ -279,6 +279,7 @@ def test_other_layers_keep_their_gradients_and_are_named() -> None:
                 "in": nn.Linear(6, 8),
                 "norm": nn.LayerNorm(8),
                 "gru": nn.GRU(8, 8, batch_first=True),
+                "lstm": nn.LSTM(8, 8, num_layers=2, batch_first=True),
                 "grouped": nn.Conv1d(8, 8, 3, groups=2),
                 "out": nn.Linear(8, 3),
             }
@@ -288,15 +289,16 @@ def test_other_layers_keep_their_gradients_and_are_named() -> None:
     optimizer = NaturalGradientSGD(model, 0.1)
     for one in (model, plain):
         x = torch.randn(4, 9, 6, generator=torch.Generator().manual_seed(5)).double()
-        y = one["gru"](one["norm"](one["in"](x)))[0]
+        y = one["lstm"](one["gru"](one["norm"](one["in"](x)))[0])[0]
         one["out"](one["grouped"](y.transpose(1, 2)).transpose(1, 2)).square().mean().backward()
-    for name in ("norm", "gru", "grouped"):
+    for name in ("norm", "gru", "lstm", "grouped"):
         pairs = zip(model[name].parameters(), plain[name].parameters(), strict=True)
         assert all(torch.allclose(a.grad, b.grad, rtol=1e-12) for a, b in pairs)
     assert not torch.allclose(model["in"].weight.grad, plain["in"].weight.grad)
     said = optimizer.describe()
     assert said[0] == "in: 6 inputs, 8 outputs, ranks 3 and 4"
-    assert said[2].startswith("gru: plain SGD (its kernel")
+    assert said[2].startswith("gru: plain SGD (its fused kernel")
+    assert said[3].startswith("lstm: plain SGD (its fused kernel")
     assert [line.split(":")[0] for line in said] == list(model)
 
 
@@ -324,7 +326,7 @@ def test_inplace_activation_may_follow() -> None:
     assert len(keep) == 2
 
 
-def test_models_are_tapped_as_long_as_somebody_wants_it() -> None:
+def test_hooks_stay_until_they_are_removed() -> None:
     x = minibatches(1)[0]
     model, plain = network(), network()
     loss_of(plain, x).backward()
@@ -354,7 +356,7 @@ def test_models_are_tapped_as_long_as_somebody_wants_it() -> None:
     assert is_plain(model)
 
 
-def test_a_pickled_model_comes_back_without_taps() -> None:
+def test_a_pickled_model_comes_back_without_hooks() -> None:
     model, x = network(), minibatches(1)[0]
     optimizer = NaturalGradientSGD(model, 0.1)
     again = pickle.loads(pickle.dumps(model))

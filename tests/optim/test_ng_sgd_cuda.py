@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.optim import NaturalGradientSGD
+from unisono.optim.device_preconditioner import CAPTURE_AFTER, DevicePreconditioner
+from unisono.optim.exact_preconditioner import ExactPreconditioner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -22,39 +24,44 @@ def trained(device: str, bad: int = -1) -> list[torch.Tensor]:
             x[3, 3] = torch.nan
         y = (x[:, 0] > 0).long().to(device)
         functional.cross_entropy(model(x.to(device)), y).backward()
-        torch.cuda.set_sync_debug_mode("error")
+        captures = step == CAPTURE_AFTER - 1
+        torch.cuda.set_sync_debug_mode("default" if captures else "error")
         try:
             optimizer.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
         optimizer.zero_grad()
+    kind = DevicePreconditioner if device == "cuda" else ExactPreconditioner
+    assert all(isinstance(used, kind) for used in optimizer._preconditioners.values())
     return [p.detach().cpu() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("bad", [-1, 5])
-def test_the_same_on_both_devices_and_nobody_waits(bad: int) -> None:
+def test_both_devices_agree_and_a_step_does_not_wait(bad: int) -> None:
     pairs = zip(trained("cuda", bad), trained("cpu", bad), strict=True)
-    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-8) for a, b in pairs)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
 
 
-def test_nobody_waits_once_the_estimates_live_on_the_device() -> None:
+def test_nothing_waits_after_the_first_minibatch_and_the_captures() -> None:
     model = nn.Linear(12, 30).cuda()
     optimizer = NaturalGradientSGD(model, 0.2)
     x = torch.randn(40, 12, device="cuda")
+    (used,) = optimizer._preconditioners.values()
     for step in range(30):
-        torch.cuda.set_sync_debug_mode("default" if step <= 10 else "error")
+        due = len(used._graphs)  # type: ignore[attr-defined]
+        torch.cuda.set_sync_debug_mode("default" if step == 0 else "error")
         try:
             model(x[: 40 if step % 7 else 24]).square().mean().backward()
+            torch.cuda.set_sync_debug_mode("default" if due < 5 else "error")
             optimizer.step()
             optimizer.zero_grad()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+    assert len(used._graphs) == 5  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("narrow", "steps", "tolerance"), [(False, 60, 1e-3), (True, 20, 0.05)])
-def test_layers_that_live_on_the_device_learn_the_same(
-    narrow: bool, steps: int, tolerance: float
-) -> None:
+def test_models_on_a_gpu_learn_the_same(narrow: bool, steps: int, tolerance: float) -> None:
     found = {}
     for device in ("cuda", "cpu"):
         torch.manual_seed(0)
@@ -71,7 +78,6 @@ def test_layers_that_live_on_the_device_learn_the_same(
             optimizer.zero_grad()
             if step == 40:
                 optimizer.load_state_dict(optimizer.state_dict())
-        assert (optimizer._housing._house is not None) == (device == "cuda")
         found[device] = torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
     off = (found["cuda"] - found["cpu"]).norm() / found["cpu"].norm()
     assert off < tolerance

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from unisono.errors import UserError
 from unisono.optim import NaturalGradientSGD
-from unisono.optim.max_change import Move, take
+from unisono.optim.max_change import LayerStep, take_step
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -75,24 +75,24 @@ def test_bounds_shorten_layers_first_and_then_all() -> None:
 
     moved = parameters()
     directions = [torch.tensor([3.0, 0.0, 4.0]), torch.ones(2, 2), torch.tensor([0.1])]
-    moves = [
-        Move(parameters=[p], directions=[d], rate=rate, max_change=most)
+    steps = [
+        LayerStep(parameters=[p], directions=[d], rate=rate, max_change=most)
         for p, d, rate, most in zip(
             moved, directions, (2.0, 1.0, 1.0), (1.0, 0.0, 9.0), strict=True
         )
     ]
-    assert bool(take(moves, 0.0))
+    assert bool(take_step(steps, 0.0))
     assert [float(p.norm()) for p in moved] == pytest.approx([1.0, 2.0, 0.1])
     assert torch.allclose(moved[0], -directions[0] / 5)
     for p in moved:
         p.zero_()
-    take(moves, 1.0)
+    take_step(steps, 1.0)
     total = (1.0 + 4.0 + 0.01) ** 0.5
     assert [float(p.norm()) for p in moved] == pytest.approx([1 / total, 2 / total, 0.1 / total])
     for p in moved:
         p.zero_()
     directions[1][0, 0] = torch.nan
-    assert not bool(take(moves, 1.0))
+    assert not bool(take_step(steps, 1.0))
     assert all(torch.equal(p, torch.zeros_like(p)) for p in moved)
 
 

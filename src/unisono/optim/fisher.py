@@ -12,7 +12,7 @@ EPSILON = 1e-10  # absolute floor of d and rho: what keeps a stream of zeros inv
 DELTA = 5e-4  # floor of d and rho relative to the largest s
 
 # Where the smallest c falls below this fraction of the largest, z, squared as it is, no longer
-# knows the smallest rows well enough and `updated` takes the exact road.
+# knows the smallest rows well enough and `updated` calls `updated_exactly`.
 GRAM_LIMIT = 1e-9
 
 
@@ -43,7 +43,7 @@ class FisherEstimate:
     so that tr F_new = tr T. Both are then floored at max(EPSILON, DELTA max s); d comes from
     rho *before* its floor.
 
-    **Two roads.** `updated` works as written: the products h and h'x in the arithmetic of x, the
+    **Two methods.** `updated` works as written: the products h and h'x in the arithmetic of x, the
     rest in float64. c is a square, so float64 knows a row whose s is a fraction f of the largest to
     1e-16 / f^2; from one minibatch to the next the floors keep f above 1e-4. A first minibatch,
     or speech after silence, breaks that: F is then 1e-10 of S, and where x has fewer
@@ -51,10 +51,10 @@ class FisherEstimate:
     `updated_exactly` recomputes y in float64 and decomposes y itself (QR, then the singular
     values of the triangle): its error is 1e-16 / f, its rows are orthonormal whatever y is.
 
-    **Where things live.** The basis is on the device of x. The rank x rank decomposition runs
-    on the host, so d and rho are host numbers and the choice of the road costs nothing. An
+    **Devices.** The basis is on the device of x. The rank x rank decomposition runs
+    on the host, so d and rho are host numbers and the choice of the method costs nothing. An
     update waits for the device once, to read z; `torch.linalg.eigh` on the device would wait
-    too, for its own status. Nothing else here waits, the exact road apart.
+    too, for its own status. Nothing else here waits, except `updated_exactly`.
 
     Attributes:
         basis: Orthonormal rows, rank x D.
@@ -93,6 +93,20 @@ class FisherEstimate:
             estimate = estimate.updated_exactly(x, eta)
         return estimate.to(x)
 
+    @classmethod
+    def from_core(cls, basis: Tensor, core: Tensor, rho: float) -> FisherEstimate:
+        """Return F = basis' core basis + rho I with a diagonal d in place of the core.
+
+        Args:
+            basis: Orthonormal rows, rank x D.
+            core: A diagonal as a vector, or symmetric, rank x rank; float64, on the host.
+            rho: The eigenvalue of every direction outside the basis.
+        """
+        if core.dim() == 1:
+            return cls(basis, core, rho)
+        d, u = torch.linalg.eigh((core + core.T) / 2)
+        return cls(u.T.to(basis) @ basis, d, rho)
+
     def to(self, like: Tensor) -> FisherEstimate:
         """Return this estimate with its basis in the dtype and on the device of `like`."""
         return FisherEstimate(self.basis.to(like), self.d, self.rho)
@@ -128,7 +142,7 @@ class FisherEstimate:
         return self._followed(basis, s, mean_power, eta).to(x)
 
     def updated_exactly(self, x: Tensor, eta: float) -> FisherEstimate:
-        """Return the estimate after a minibatch of finite rows, by the slow and accurate road."""
+        """Return the estimate after a minibatch of finite rows, by the slow and accurate method."""
         x = x.double()
         before = self.to(x)
         y = before._iterated(x, x @ before.basis.T, eta)

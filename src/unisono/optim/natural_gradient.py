@@ -12,7 +12,7 @@ from unisono.errors import UserError
 from unisono.optim.fisher import FisherEstimate
 
 ALWAYS_UPDATING = 10  # up to this t every call updates the estimate, whatever the period
-MOST_FORGOTTEN = 0.9  # eta is never larger, so that a huge minibatch does not erase the past
+MAX_ETA = 0.9  # eta is never larger, so that a huge minibatch does not erase the past
 FLOAT32_ALPHA = 1.0  # with less smoothing than this, float32 rows are worked on in float64
 
 
@@ -143,36 +143,16 @@ class OnlineNaturalGradient:
                 return out.copy_(x), torch.ones_like(norm)
             h = work @ fisher.basis.T
             lowered = h * self._e
-            if self.count():  # before x is overwritten, where out is x
-                self.use(fisher.updated(work, h, norm, self._eta(len(x))))
+            if updates(self._t, self._update_period) and not self.frozen:
+                # Before x is overwritten, where out is x.
+                self._use(fisher.updated(work, h, norm, self._eta(len(x))))
+            self._t += 1
             if work.dtype == out.dtype:
                 torch.addmm(work, lowered, fisher.basis, alpha=-1.0, out=out)
             else:
                 out.copy_(torch.addmm(work, lowered, fisher.basis, alpha=-1.0))
         scale = (norm / _norm(out)).masked_fill_(norm == 0, 1.0)
         return out, scale
-
-    @property
-    def estimate(self) -> FisherEstimate | None:
-        """The estimate, where there is one yet."""
-        return self._fisher
-
-    @property
-    def settled(self) -> bool:
-        """Whether the first minibatches, all of which update, are over."""
-        return self._t > ALWAYS_UPDATING
-
-    def use(self, fisher: FisherEstimate) -> FisherEstimate:
-        """Make this the estimate, with its e at hand on the device."""
-        self._e = fisher.shrinkage(self._alpha)
-        self._fisher = fisher
-        return fisher
-
-    def count(self) -> bool:
-        """Count one minibatch; return whether the estimate is to follow it."""
-        after = self._t - ALWAYS_UPDATING
-        self._t += 1
-        return not self.frozen and (after <= 0 or after % self._update_period == 0)
 
     def state_dict(self) -> dict[str, Tensor | float]:
         """Return all that an object made with the same settings needs to go on exactly."""
@@ -193,24 +173,18 @@ class OnlineNaturalGradient:
         Raises:
             UserError: The state was made with another rank, or is not a state at all.
         """
-        missing = self.state_dict().keys() - state.keys()
-        if missing:
-            raise UserError(
-                f"natural gradient state: {', '.join(sorted(missing))} missing; give what "
-                "state_dict returned"
-            )
-        basis, d = torch.as_tensor(state["basis"]), torch.as_tensor(state["d"])
-        rank, dim = basis.shape
-        if rank > 0 and (rank != min(self._rank, dim - 1) or d.shape != (rank,)):
-            raise UserError(
-                f"natural gradient state: it has rank {rank} in dimension {dim}, which does not go "
-                f"with rank={self._rank}; use the rank that it was made with"
-            )
+        basis, d, rho = checked_state(state, self._rank)
         self._t = int(state["t"])
         self.frozen = bool(state["frozen"])
         self._fisher = None
-        if rank > 0:
-            self.use(FisherEstimate(basis, d.cpu(), float(state["rho"])))
+        if len(basis) > 0:
+            self._use(FisherEstimate.from_core(basis, d.cpu(), rho))
+
+    def _use(self, fisher: FisherEstimate) -> FisherEstimate:
+        """Make this the estimate, and keep its e on the device."""
+        self._e = fisher.shrinkage(self._alpha)
+        self._fisher = fisher
+        return fisher
 
     def _check(self, x: Tensor) -> None:
         """Refuse what is not N x D, float32 or float64, of the dimension seen before."""
@@ -231,16 +205,53 @@ class OnlineNaturalGradient:
         if x.shape[1] == 1 or (fisher is None and not norm.isfinite()):
             return None
         if fisher is None:
-            fisher = self.use(FisherEstimate.first(x, self._rank, self._eta(len(x))))
+            fisher = self._use(FisherEstimate.first(x, self._rank, self._eta(len(x))))
         elif fisher.basis.dtype != x.dtype or fisher.basis.device != x.device:
-            fisher = self.use(fisher.to(x))
+            fisher = self._use(fisher.to(x))
         return fisher
 
     def _eta(self, count: int) -> float:
         """Return the weight of a minibatch of `count` rows in the estimate."""
         if self._num_minibatches_history > 0:
             return 1.0 / self._num_minibatches_history
-        return min(MOST_FORGOTTEN, -math.expm1(-count / self._num_samples_history))
+        return update_weight(count, self._num_samples_history)
+
+
+def updates(t: int, update_period: int) -> bool:
+    """Whether call t, counted from 0, updates the estimate."""
+    return t <= ALWAYS_UPDATING or (t - ALWAYS_UPDATING) % update_period == 0
+
+
+def update_weight(count: int, num_samples_history: float) -> float:
+    """Return eta, the weight of a minibatch of `count` rows in an update."""
+    return min(MAX_ETA, -math.expm1(-count / num_samples_history))
+
+
+def checked_state(state: Mapping[str, Tensor | float], rank: int) -> tuple[Tensor, Tensor, float]:
+    """Return basis, d and rho of a state; without an estimate, the basis has no rows.
+
+    Args:
+        state: What a `state_dict` returned. d is a vector, or a symmetric matrix where the basis
+            is not the one in which that matrix is diagonal.
+        rank: The rank that it should have.
+
+    Raises:
+        UserError: The state was made with another rank, or is not a state at all.
+    """
+    missing = {"t", "frozen", "basis", "d", "rho"} - state.keys()
+    if missing:
+        raise UserError(
+            f"natural gradient state: {', '.join(sorted(missing))} missing; give what "
+            "state_dict returned"
+        )
+    basis, d = torch.as_tensor(state["basis"]), torch.as_tensor(state["d"])
+    found, dim = basis.shape
+    if found > 0 and (found != min(rank, dim - 1) or d.shape not in ((found,), (found, found))):
+        raise UserError(
+            f"natural gradient state: it has rank {found} in dimension {dim}, which does not go "
+            f"with rank={rank}; use the rank that it was made with"
+        )
+    return basis, d, float(state["rho"])
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`ng-sgd`: SGD whose linear, convolutional and LSTM layers step along their natural gradient."""
+"""`ng-sgd`: SGD whose linear and convolutional layers step along their natural gradient."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import UserError
-from unisono.optim.housing import Housing
-from unisono.optim.layer import Estimation, NaturalProduct, Side
-from unisono.optim.lstm_taps import LSTMTaps, can_be_tapped
-from unisono.optim.max_change import Move, take
+from unisono.optim.device_preconditioner import DevicePreconditioner
+from unisono.optim.exact_preconditioner import ExactPreconditioner
+from unisono.optim.gradient_hooks import GradientHook
+from unisono.optim.max_change import LayerStep, take_step
 from unisono.optim.natural_gradient import OnlineNaturalGradient
+from unisono.optim.preconditioner import (
+    FisherOptions,
+    Gradients,
+    LayerPreconditioner,
+    Side,
+    SideEstimate,
+)
 from unisono.optim.rows import Affine, why_not
-from unisono.optim.taps import Gradients, Tap
 
 
 class Reduction(str, Enum):
@@ -42,10 +48,10 @@ class NaturalGradientSGD(Optimizer):
         [dW, db] = s_g s_x ghat' xhat = s_g s_x beta_g beta_x G_g^-1 (g' [x, 1]) G_x^-1
 
     instead: the gradient times the inverse of a Kronecker-factored Fisher matrix, its length
-    about what it was. `Tap` says how autograd is made to leave the first product out, so that
-    the second one is no extra cost. The gates and the projection of an `nn.LSTM` are such layers,
-    too, applied at every step (`LSTMTaps`). All other parameters keep their gradients and are left
-    to plain SGD; `describe` says which, and why.
+    about what it was. `GradientHook` says how autograd is made to leave the first product out, so
+    that the second one is no extra cost. All other parameters keep their gradients and take plain
+    SGD steps, those of `nn.LSTM` among them (`unisono.models.LSTM` is made of linear layers);
+    `describe` says which, and why.
 
     **Sums, whatever the loss does.** The estimates have one absolute floor, so they should see
     the derivatives of a loss that is a *sum* over the minibatch. With `reduction="mean"` they
@@ -66,14 +72,16 @@ class NaturalGradientSGD(Optimizer):
     **The step.** v = momentum v + (grad + weight_decay * parameter), and v is grad + ... itself
     where momentum is 0; then parameters -= lr v, as in `torch.optim.SGD`, except that no layer
     changes by more than `max_change` and all together by no more than `max_change_total`
-    (2-norms, see `take`). A step that is not finite is not taken, and clears v. None of this
+    (2-norms, see `take_step`). A step that is not finite is not taken, and clears v. None of this
     waits for the device.
 
-    **On a GPU** an update of an `OnlineNaturalGradient` waits for the device. So after the first
-    minibatches, and once they have one size, the estimates move to the device (`Housing`): nothing
-    waits any more, each layer is a few launches, and the estimates of all layers are updated in
-    one batch, in `step`. Under autocast to bfloat16 rows are then multiplied in bfloat16, as
-    autocast's own weight gradients are.
+    **Two implementations**, chosen here by the device that a layer's weight is on. On a CPU each
+    side of a layer is an `OnlineNaturalGradient` (`ExactPreconditioner`). On a GPU an update of
+    those would wait for the device, so there the estimates of all layers are one batch
+    (`DevicePreconditioner`): nothing waits after the first minibatch, each layer is a few launches,
+    and all estimates are updated together, in `step`. Under autocast to bfloat16 rows are
+    multiplied in bfloat16 there, as autocast's own weight gradients are. Move a model to the GPU
+    before you make its optimizer.
 
     **Layers are parameter groups**, one for each module that has parameters, with its name in
     `layer`; so `lr`, `max_change`, `momentum` and `weight_decay` can be set for one layer.
@@ -84,8 +92,8 @@ class NaturalGradientSGD(Optimizer):
     averaged. Kaldi starts them, and momentum, anew in every round of averaging:
     `Averaging(restart_optimizer=True)` does that, and `restart_fisher` in a loop of your own.
 
-    The model's layers are tapped until `detach` is called, another `NaturalGradientSGD` is made
-    for them, or this object is gone.
+    The hooks stay on the model's layers until `detach` is called, another `NaturalGradientSGD` is
+    made for them, or this object is gone.
     """
 
     def __init__(
@@ -104,7 +112,7 @@ class NaturalGradientSGD(Optimizer):
         max_change: float = 0.75,
         max_change_total: float = 2.0,
     ) -> None:
-        """Taps the layers of a model.
+        """Adds hooks to the layers of a model.
 
         Args:
             model: The model; all of its parameters are optimized.
@@ -112,8 +120,8 @@ class NaturalGradientSGD(Optimizer):
             momentum: Of the steps.
             weight_decay: Added to the gradient, times the parameter.
             reduction: `mean` or `sum`: what your loss does with the rows of a minibatch.
-            rank_in: Directions held one by one of the inputs of a layer; (inputs + 1) / 2 at most.
-            rank_out: The same of its output derivatives.
+            rank_in: Rank of the estimate for the inputs of a layer; (inputs + 1) / 2 at most.
+            rank_out: Rank of the estimate for its output derivatives.
             update_period: Minibatches from one update of the estimates to the next.
             num_samples_history: Rows over which the estimates remember.
             alpha: Smoothing of the Fisher matrix; towards infinity it gives plain SGD.
@@ -132,23 +140,18 @@ class NaturalGradientSGD(Optimizer):
             reduction in tuple(Reduction),
             f"reduction is {reduction!r}: say 'mean' or 'sum', as your loss has it",
         )
-        self._estimation = Estimation(
+        self._options = FisherOptions(
             rank_in=rank_in,
             rank_out=rank_out,
             update_period=update_period,
             num_samples_history=num_samples_history,
             alpha=alpha,
         )
-        for rank in (rank_in, rank_out):
-            self._estimation.begin(rank)  # refuses what it cannot use
-        mean = Reduction(reduction) is Reduction.MEAN
-        self._product = NaturalProduct(mean=mean)
+        for rank in (rank_in, rank_out):  # refuses what it cannot use
+            OnlineNaturalGradient(
+                rank, update_period, num_samples_history=num_samples_history, alpha=alpha
+            )
         self.max_change_total = max_change_total
-        self._taps: dict[Tensor, Tap] = {}
-        self._lstms: list[LSTMTaps] = []
-        self._names: dict[Tensor, str] = {}
-        self._biases: dict[Tensor, Tensor | None] = {}
-        self._housing = Housing(self._estimation, mean=mean, biases=self._biases)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -157,37 +160,37 @@ class NaturalGradientSGD(Optimizer):
             "layer": "",
         }
         super().__init__(_groups(model), defaults)
-        self._left_alone = self._tap(model)
-        _require(bool(self._taps), "the model has no layer to precondition: use torch.optim.SGD")
+        self._hooks: dict[Tensor, GradientHook] = {}
+        self._plain = self._add_hooks(model)
+        _require(bool(self._hooks), "the model has no layer to precondition: use torch.optim.SGD")
+        biases = {weight: hook.bias for weight, hook in self._hooks.items()}
+        mean = Reduction(reduction) is Reduction.MEAN
+        self._preconditioners = _make_preconditioners(biases, self._options, mean=mean)
 
     def describe(self) -> list[str]:
         """What is preconditioned and what is left to SGD, a line each."""
         lines = []
         for group in self.param_groups:
             name = group["layer"] or "the model"
-            weights = [p for p in group["params"] if p in self._taps]
+            weights = [p for p in group["params"] if p in self._hooks]
             for weight in weights:
                 outputs, inputs = weight.flatten(1).shape
-                ranks = " and ".join(str(self._estimation.rank(side, weight)) for side in Side)
-                what = self._names.get(weight, name)
-                lines.append(f"{what}: {inputs} inputs, {outputs} outputs, ranks {ranks}")
+                ranks = " and ".join(str(self._options.rank(side, weight)) for side in Side)
+                lines.append(f"{name}: {inputs} inputs, {outputs} outputs, ranks {ranks}")
             if not weights:
-                lines.append(f"{name}: plain SGD ({self._left_alone.get(name, 'not seen')})")
+                lines.append(f"{name}: plain SGD ({self._plain.get(name, 'not seen')})")
         return lines
 
     def restart_fisher(self) -> None:
         """Forgets the estimates; the next minibatch begins new ones. Momentum stays."""
-        self._housing.vacate()
-        for weight in self._taps:
+        for weight in self._hooks:
             for side in Side:
                 self.state[weight].pop(side.value, None)
 
     def detach(self) -> None:
-        """Gives the model's gradients back to autograd."""
-        for tap in self._taps.values():
-            tap.remove()
-        for lstm in self._lstms:
-            lstm.remove()
+        """Removes the hooks: autograd computes the model's gradients again."""
+        for hook in self._hooks.values():
+            hook.remove()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -202,22 +205,22 @@ class NaturalGradientSGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moves = [move for group in self.param_groups if (move := self._move(group)).parameters]
-        if moves:
-            finite = take(moves, self.max_change_total)
+        steps = [s for group in self.param_groups if (s := self._layer_step(group)).parameters]
+        if steps:
+            finite = take_step(steps, self.max_change_total)
             self._clear_momentum(finite)
-        self._housing.settle(self._sides)
+        for preconditioner in set(self._preconditioners.values()):
+            preconditioner.after_step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
         """Momentum, settings of the groups, and the estimates under `fisher`."""
-        self._housing.hand_back(self._sides)
         packed: dict[str, Any] = super().state_dict()
         state: dict[Any, dict[str, Any]] = {}
         fisher: dict[Any, dict[str, Any]] = {}
         for index, values in packed["state"].items():
             for name, value in values.items():
-                if isinstance(value, OnlineNaturalGradient):
+                if name in tuple(Side):
                     fisher.setdefault(index, {})[name] = value.state_dict()
                 else:
                     state.setdefault(index, {})[name] = value
@@ -228,85 +231,60 @@ class NaturalGradientSGD(Optimizer):
         fisher = state_dict.get("fisher")
         _require(fisher is not None, "the state has no Fisher estimates: it is another optimizer's")
         super().load_state_dict(dict(state_dict))
-        self._housing.vacate()
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, sides in dict(fisher or {}).items():
             weight = parameters[index]
             for side, values in sides.items():
                 _require(
-                    weight in self._taps,
+                    weight in self._hooks,
                     f"the state has a Fisher estimate of parameter {index}, which has none here",
                 )
-                self._preconditioner(weight, Side(side)).load_state_dict(values)
+                self._estimate(weight, Side(side)).load_state_dict(values)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuses: a copy would step, but the layers of its model would not be tapped."""
+        """Refuses: a copy would step, but the layers of its model would have no hooks."""
         raise UserError(
             "ng-sgd: the optimizer cannot be copied or pickled; make one for the copied model "
             "and give it state_dict()"
         )
 
-    def _tap(self, model: nn.Module) -> dict[str, str]:
-        """Taps what can be; returns why the other modules are left alone, by their names."""
+    def _add_hooks(self, model: nn.Module) -> dict[str, str]:
+        """Adds hooks where possible; returns why other modules have none, by their names."""
         why: dict[str, str] = {}
         for name, module in model.named_modules():
-            if can_be_tapped(module):
-                assert isinstance(module, nn.LSTM)
-                self._tap_lstm(name, module)
-                continue
             reason = why_not(module)
             if not reason:
                 assert isinstance(module, Affine)
                 weight, bias = module.weight, module.bias
-                if weight not in self._taps:
-                    self._taps[weight] = Tap(weight, bias, self._natural_gradient)
-                    self._biases[weight] = bias
-                if self._biases[weight] is bias:
-                    self._taps[weight].take(module)
+                if weight not in self._hooks:
+                    self._hooks[weight] = GradientHook(weight, bias, self._natural_gradient)
+                if self._hooks[weight].bias is bias:
+                    self._hooks[weight].add(module)
                     continue
                 reason = "it shares its weight, but not its bias, with another layer"
             why[name or "the model"] = reason
         return why
 
-    def _tap_lstm(self, name: str, module: nn.LSTM) -> None:
-        """Taps each weight of an LSTM."""
-
-        def tap_of(weight: Tensor, bias: Tensor | None) -> Tap:
-            if weight not in self._taps:
-                self._taps[weight] = Tap(weight, bias, self._natural_gradient)
-                self._biases[weight] = bias
-            return self._taps[weight]
-
-        self._lstms.append(LSTMTaps(module, tap_of))
-        for own, parameter in module.named_parameters():
-            self._names[parameter] = f"{name}.{own}" if name else own
-
     def _natural_gradient(
         self, weight: Tensor, inputs: list[Tensor], derivatives: list[Tensor]
     ) -> Gradients:
-        """Returns [dW, db]; a `Tap` calls it in the backward pass."""
-        found = self._housing.gradients(weight, inputs, derivatives, self._sides)
-        if found is not None:
-            return found
-        return self._product(weight, self._biases[weight], inputs, derivatives, self._sides(weight))
+        """Returns [dW, db]; a `GradientHook` calls it in the backward pass."""
+        estimates = {side: self._estimate(weight, side) for side in Side}
+        return self._preconditioners[weight].gradients(weight, inputs, derivatives, estimates)
 
-    def _sides(self, weight: Tensor) -> dict[Side, OnlineNaturalGradient]:
-        """Returns the estimates for both sides of a layer."""
-        return {side: self._preconditioner(weight, side) for side in Side}
-
-    def _preconditioner(self, weight: Tensor, side: Side) -> OnlineNaturalGradient:
+    def _estimate(self, weight: Tensor, side: Side) -> SideEstimate:
         """Returns the estimate for one side of a layer, a new one where there is none yet.
 
-        It is kept in `state`, so that whoever empties that begins anew.
+        It is kept in `state`, so that emptying that restarts it.
         """
         state = self.state[weight]
         if side.value not in state:
-            state[side.value] = self._estimation.begin(self._estimation.rank(side, weight))
-        preconditioner: OnlineNaturalGradient = state[side.value]
-        return preconditioner
+            state[side.value] = self._preconditioners[weight].new_estimate(weight, side)
+        estimate: SideEstimate = state[side.value]
+        return estimate
 
-    def _move(self, group: dict[str, Any]) -> Move:
-        """Returns what a layer wants to do, before any bound; brings its momentum up to date."""
+    def _layer_step(self, group: dict[str, Any]) -> LayerStep:
+        """Updates the momentum of a layer, and returns its step before any bound."""
         parameters = [p for p in group["params"] if p.grad is not None]
         directions = []
         for parameter in parameters:
@@ -324,7 +302,7 @@ class NaturalGradientSGD(Optimizer):
                     torch.add(direction, past, alpha=group["momentum"], out=past)
                 direction = state["momentum_buffer"] = past
             directions.append(direction)
-        return Move(
+        return LayerStep(
             parameters=parameters,
             directions=directions,
             rate=group["lr"],
@@ -332,11 +310,28 @@ class NaturalGradientSGD(Optimizer):
         )
 
     def _clear_momentum(self, finite: Tensor) -> None:
-        """Clears momentum unless the step was finite; the host, where it can see, looks first."""
+        """Clears momentum unless the step was finite; on a CPU that is looked at first."""
         past = [s["momentum_buffer"] for s in self.state.values() if "momentum_buffer" in s]
         if finite.is_cuda or not finite:
             for buffer in past:
                 buffer.masked_fill_(~finite, 0.0)
+
+
+def _make_preconditioners(
+    biases: Mapping[Tensor, Tensor | None], options: FisherOptions, *, mean: bool
+) -> dict[Tensor, LayerPreconditioner]:
+    """Returns the implementation for each weight: one batch for each GPU, exact elsewhere."""
+    exact: LayerPreconditioner = ExactPreconditioner(biases, options, mean=mean)
+    found = dict.fromkeys(biases, exact)
+    for device in {weight.device for weight in biases if _is_batched(weight.device)}:
+        there = {weight: bias for weight, bias in biases.items() if weight.device == device}
+        batched: LayerPreconditioner = DevicePreconditioner(there, options, mean=mean)
+        found.update(dict.fromkeys(there, batched))
+    return found
+
+
+def _is_batched(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:

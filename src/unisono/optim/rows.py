@@ -12,8 +12,8 @@ Affine = nn.Linear | nn.Conv1d
 
 def why_not(module: nn.Module) -> str:
     """Returns why a module's parameters cannot be preconditioned; nothing where they can be."""
-    if isinstance(module, nn.RNNBase):  # an `nn.LSTM` itself is tapped otherwise
-        return "its kernel does not show the derivatives of its gates"
+    if isinstance(module, nn.RNNBase):
+        return "its fused kernel does not expose the derivatives of its gates"
     if not isinstance(module, Affine):
         return "not a linear layer or a 1-d convolution"
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
@@ -62,7 +62,7 @@ def output_rows(module: Affine, derivative: Tensor) -> Tensor:
     return derivative.transpose(1, 2)
 
 
-class Workspace:
+class RowBuffer:
     """Memory for the rows of one layer at a time, kept from layer to layer and step to step.
 
     Fresh memory costs a page fault every 4 kB, which is more than the rows cost to write; and

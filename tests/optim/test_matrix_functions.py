@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from unisono.optim.roots import inverse, inverse_root, largest, positive_part
+from unisono.optim.matrix_functions import (
+    inverse,
+    inverse_root,
+    largest_eigenvalue,
+    positive_part,
+)
 
 
 def turned(values: Tensor, count: int = 3) -> tuple[Tensor, Tensor]:
@@ -45,7 +50,7 @@ def test_what_is_too_small_is_damped_and_never_blown_up() -> None:
 @pytest.mark.parametrize("values", [[5.0] * 6, [5.0, 4.9, 1.0], [3.0, 0.0, 0.0], [2e-18, 1e-18]])
 def test_the_largest_eigenvalue_is_found_to_half_a_percent(values: list[float]) -> None:
     a, _ = turned(torch.tensor(values, dtype=torch.float64))
-    found = largest(a)
+    found = largest_eigenvalue(a)
     assert bool((found <= values[0] * (1 + 1e-9)).all())
     assert bool((found >= values[0] * 0.995).all())
 

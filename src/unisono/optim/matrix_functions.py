@@ -1,9 +1,9 @@
-"""Functions of small symmetric matrices by products alone: batched, and nobody waits for them.
+"""Functions of batches of small symmetric matrices by matrix products alone.
 
 An eigensolver on a GPU reports to the host whether it converged, so the host waits, and a step
 that has one in it cannot be captured in a CUDA graph. What natural gradient needs of its rank x
 rank matrices are a root, a positive part and an inverse. All of them follow from the inverse root,
-and that from a fixed number of products.
+which a fixed number of products computes.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def inverse_root(a: Tensor, bound: Tensor, least: float) -> Tensor:
     return x
 
 
-def largest(a: Tensor) -> Tensor:
+def largest_eigenvalue(a: Tensor) -> Tensor:
     """Returns the largest eigenvalue of positive semidefinite matrices, n: to half a percent.
 
     tr(a^65) / tr(a^64): exact where one eigenvalue, however often it occurs, stands out; where
     others are close by, somewhat less than the largest.
     """
-    power = a / _trace(a).view(-1, 1, 1)
+    power = a / trace(a).view(-1, 1, 1)
     for _ in range(6):
         power = torch.bmm(power, power)
-        power = power / _trace(power).view(-1, 1, 1)
+        power = power / trace(power).view(-1, 1, 1)
     return (power * a).sum((-2, -1))
 
 
@@ -84,5 +84,6 @@ def inverse(a: Tensor, bound: Tensor, least: float) -> Tensor:
     return torch.bmm(root, root)
 
 
-def _trace(a: Tensor) -> Tensor:
+def trace(a: Tensor) -> Tensor:
+    """Returns the trace of each matrix, n."""
     return a.diagonal(dim1=-2, dim2=-1).sum(-1)
