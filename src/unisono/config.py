@@ -124,8 +124,9 @@ class NetworkConfig(ConfigTable):
     delay: Count = Field(
         default=5, description="lstm: frames heard after the one that is classified"
     )
-    projection: Count = Field(
-        default=0, description="lstm: numbers that a layer hands on; 0: a quarter of its cells"
+    projection: Count | None = Field(
+        default=None,
+        description="lstm: outputs of each layer; 0: no projection; unset: a quarter of its cells",
     )
     bottleneck: Count = Field(
         default=256, description="blstm: numbers before the output layer; 0: no bottleneck"
@@ -390,7 +391,7 @@ def load(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) ->
 
 def dump(config: Config) -> str:
     """Returns the complete configuration as TOML; `load` reads back an equal one."""
-    return tomli_w.dumps(config.model_dump())
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
 class _Layers:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.errors import UserError
-from unisono.models import BLSTM, LSTM, MODELS, TDNN, build
+from unisono.models import BLSTM, LSTM, TDNN, build
 from unisono.models.lstm import ProjectedLSTM
 from unisono.optim import NaturalGradientSGD
 
@@ -49,6 +49,18 @@ def test_lstm_layer_is_that_of_torch(projection: int) -> None:
             theirs.weight_hr_l0.copy_(layer.projection.weight)
     x = torch.randn(3, 20, INPUTS)
     assert torch.allclose(layer(x), theirs(x)[0], atol=1e-6)
+
+
+def test_a_projection_is_a_quarter_of_the_cells_or_as_asked_for() -> None:
+    def widths(**options: Any) -> list[int]:
+        model = LSTM(inputs=INPUTS, outputs=OUTPUTS, hidden=[8, 12], **options)
+        return [layer.outputs for layer in model.layers if isinstance(layer, ProjectedLSTM)]
+
+    assert widths() == widths(projection=None) == [2, 3]
+    assert widths(projection=5) == [5, 5]
+    assert widths(projection=0) == [8, 12]
+    plain = LSTM(inputs=INPUTS, outputs=OUTPUTS, hidden=[8], projection=0)
+    assert not any("projection" in name for name in plain.state_dict())
 
 
 def test_tdnn_sees_what_it_says() -> None:
@@ -172,4 +184,3 @@ def test_what_cannot_be_is_refused() -> None:
     for model in (LSTM, BLSTM):
         with pytest.raises(UserError, match="without layers"):
             model(inputs=3, outputs=3, hidden=[])
-    assert sorted(MODELS) == ["blstm", "dnn", "lstm", "tdnn"]

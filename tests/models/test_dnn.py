@@ -75,5 +75,5 @@ def test_batch_norm_normalises_each_hidden_layer() -> None:
 def test_build_by_name() -> None:
     model = build("dnn", inputs=4, outputs=3, hidden=[8], seed=1)
     assert isinstance(model, DNN)
-    with pytest.raises(UserError, match="there is no model 'rnn'; choose one of: blstm, dnn"):
+    with pytest.raises(UserError, match="there is no model 'rnn'; did you mean 'dnn'"):
         build("rnn", inputs=4, outputs=3)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unisono.models.parts import linear
+from unisono.models.layers import linear
 
 
 class DNN(nn.Module):

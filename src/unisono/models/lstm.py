@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UserError
-from unisono.models.parts import linear
+from unisono.models.layers import linear
 
 
 class ProjectedLSTM(nn.Module):
@@ -18,8 +18,8 @@ class ProjectedLSTM(nn.Module):
         c_t = sigmoid(f_t) c_{t-1} + sigmoid(i_t) tanh(g_t)
         r_t = P (sigmoid(o_t) tanh(c_t)),        r_{-1} = c_{-1} = 0,  P = I without a projection
 
-    `nn.LSTM` computes the same. Here W, V and P are linear layers that anybody can see at work,
-    natural gradient in particular: W is applied to all frames at once, V and P frame by frame.
+    `nn.LSTM` computes the same. Here W, V and P are linear layers with inputs and outputs of their
+    own, which natural gradient needs: W is applied to all frames at once, V and P frame by frame.
 
     First parameters: normal with variance 1 / fan_in; b is 0 but for the forget gate, whose 1
     lets a new network remember.
@@ -60,16 +60,28 @@ class ProjectedLSTM(nn.Module):
         return torch.stack(outputs, 1)
 
 
-class LSTM(nn.Module):
-    """LSTM layers with projection, one above the other, then the logits of the states.
-
-    A frame is classified `right` frames after it was heard (the label delay), so that the
-    network knows a little of what follows; what came before reaches it through its state, which
-    is 0 at the start of a chunk and grows during `left` frames that are not classified.
+class RecurrentModel(nn.Module):
+    """What `LSTM` and `BLSTM` have in common.
 
     Attributes:
         left: Frames before the first one to classify.
-        right: The label delay in frames.
+        right: Frames behind the last one.
+    """
+
+    def __init__(self, hidden: Sequence[int], left: int, right: int) -> None:
+        """Checks the layers; subclasses make them."""
+        super().__init__()
+        if not hidden:
+            raise UserError("a recurrent network without layers: give the units of one or more")
+        self.left, self.right = left, right
+
+
+class LSTM(RecurrentModel):
+    """LSTM layers with projection, one above the other, then the logits of the states.
+
+    A frame is classified `right` frames after it was read (the label delay), so that the network
+    knows a little of what follows; what came before reaches it through its state, which is 0 at
+    the start of a chunk and is built up during `left` frames that are not classified.
     """
 
     def __init__(
@@ -78,7 +90,7 @@ class LSTM(nn.Module):
         inputs: int,
         outputs: int,
         hidden: Sequence[int],
-        projection: int = 0,
+        projection: int | None = None,
         left: int = 40,
         right: int = 5,
         dropout: float = 0.0,
@@ -90,24 +102,23 @@ class LSTM(nn.Module):
             inputs: Numbers in a frame.
             outputs: States to tell apart.
             hidden: Cells of each layer.
-            projection: Numbers that each layer hands on; 0: a quarter of its cells.
+            projection: Outputs of each layer; 0: no projection; None: a quarter of its cells.
             left: Frames before the first one to classify.
             right: The label delay in frames.
             dropout: Share of each layer's outputs dropped in training.
             seed: Seed of the first parameters.
         """
-        super().__init__()
-        _require(hidden)
+        super().__init__(hidden, left, right)
         generator = torch.Generator().manual_seed(seed)
         layers: list[nn.Module] = []
         width = inputs
         for cells in hidden:
-            layer = ProjectedLSTM(width, cells, projection or max(1, cells // 4), generator)
+            projected = max(1, cells // 4) if projection is None else projection
+            layer = ProjectedLSTM(width, cells, projected, generator)
             layers += [layer, nn.Dropout(dropout)]
             width = layer.outputs
         self.layers = nn.Sequential(*layers)
         self.logits = linear(width, outputs, 1.0 / width, generator)
-        self.left, self.right = left, right
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps chunks (N x (left + T + right) x inputs) to logits (N x T x outputs)."""
@@ -115,15 +126,11 @@ class LSTM(nn.Module):
         return logits
 
 
-class BLSTM(nn.Module):
+class BLSTM(RecurrentModel):
     """LSTM layers that read in both directions, a linear bottleneck, the logits of the states.
 
     Half of a layer's units read forwards and half backwards; each sees `left` frames before, or
-    `right` frames behind, the chunk to get its state from.
-
-    Attributes:
-        left: Frames before the first one to classify.
-        right: Frames behind the last one.
+    `right` frames behind, the chunk to build up its state.
     """
 
     def __init__(
@@ -150,8 +157,7 @@ class BLSTM(nn.Module):
             dropout: Share of each layer's outputs dropped in training.
             seed: Seed of the first parameters.
         """
-        super().__init__()
-        _require(hidden)
+        super().__init__(hidden, left, right)
         if any(units % 2 for units in hidden):
             raise UserError(f"a blstm of {list(hidden)} units: give even numbers, half each way")
         generator = torch.Generator().manual_seed(seed)
@@ -167,18 +173,12 @@ class BLSTM(nn.Module):
             self.bottleneck = linear(width, bottleneck, 1.0 / width, generator)
             width = bottleneck
         self.logits = linear(width, outputs, 1.0 / width, generator)
-        self.left, self.right = left, right
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps chunks (N x (left + T + right) x inputs) to logits (N x T x outputs)."""
         for forwards, backwards in zip(self.forwards, self.backwards, strict=True):
             x = torch.cat([forwards(x), backwards(x.flip(1)).flip(1)], 2)
             x = self.dropout(x)
-        heard = x[:, self.left : x.shape[1] - self.right]
-        logits: Tensor = self.logits(self.bottleneck(heard))
+        classified = x[:, self.left : x.shape[1] - self.right]
+        logits: Tensor = self.logits(self.bottleneck(classified))
         return logits
-
-
-def _require(hidden: Sequence[int]) -> None:
-    if not hidden:
-        raise UserError("a recurrent network without layers: give the units of one or more")

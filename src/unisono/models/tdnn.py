@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unisono.models.parts import convolution
+from unisono.models.layers import convolution
 
 _FRAMES = 3
 
