@@ -1,4 +1,4 @@
-"""What turns gradients into steps: natural gradient and its company; learning rates."""
+"""Optimizers and learning-rate schedules: online natural gradient, `ng-sgd`."""
 
 from __future__ import annotations
 
