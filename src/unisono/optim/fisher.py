@@ -139,7 +139,7 @@ class FisherEstimate:
         s = c.sqrt()
         # In float64 although the basis may not be: the small rows are small differences.
         basis = (u / s).T.to(y.device, non_blocking=True) @ y
-        return self._followed(basis, s, mean_power, eta).to(x)
+        return self._following(basis, s, mean_power, eta).to(x)
 
     def updated_exactly(self, x: Tensor, eta: float) -> FisherEstimate:
         """Return the estimate after a minibatch of finite rows, by the slow and accurate method."""
@@ -147,9 +147,9 @@ class FisherEstimate:
         before = self.to(x)
         y = before._iterated(x, x @ before.basis.T, eta)
         columns, triangle = torch.linalg.qr(y.T)
-        _, s, turn = torch.linalg.svd(triangle.T.cpu())
-        basis = turn.to(y.device) @ columns.T
-        return before._followed(basis, s, float(x.square().sum()) / len(x), eta)
+        _, s, v = torch.linalg.svd(triangle.T.cpu())
+        basis = v.to(y.device) @ columns.T
+        return before._following(basis, s, float(x.square().sum()) / len(x), eta)
 
     def _iterated(self, x: Tensor, h: Tensor, eta: float) -> Tensor:
         """Return y = basis T in float64.
@@ -160,7 +160,7 @@ class FisherEstimate:
         kept = ((1.0 - eta) * (self.d + self.rho)).to(self.basis.device, non_blocking=True)
         return (kept.unsqueeze(1) * self.basis).add_(h.T @ x, alpha=eta / len(x))
 
-    def _followed(self, basis: Tensor, s: Tensor, mean_power: float, eta: float) -> FisherEstimate:
+    def _following(self, basis: Tensor, s: Tensor, mean_power: float, eta: float) -> FisherEstimate:
         """Return the estimate that has the new basis and s; `mean_power` is tr(xx') / N."""
         rank, dim = basis.shape
         trace = eta * mean_power + (1.0 - eta) * (dim * self.rho + float(self.d.sum()))

@@ -127,7 +127,7 @@ class OnlineNaturalGradient:
 
         Returns:
             The preconditioned rows, not multiplied by the scale, and the scale: a float64 tensor
-            without dimensions, on the device of x, so that nobody need wait for it.
+            without dimensions, on the device of x, so that the host need not wait for it.
 
         Raises:
             UserError: x is not such a matrix.
@@ -155,7 +155,7 @@ class OnlineNaturalGradient:
         return out, scale
 
     def state_dict(self) -> dict[str, Tensor | float]:
-        """Return all that an object made with the same settings needs to go on exactly."""
+        """Return all that an object made with the same settings needs to continue exactly."""
         fisher = self._fisher
         if fisher is None:
             fisher = FisherEstimate(torch.empty(0, 0), torch.empty(0), 0.0)
@@ -168,7 +168,7 @@ class OnlineNaturalGradient:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor | float]) -> None:
-        """Go on from what `state_dict` returned, on whatever device the next rows are.
+        """Continue from what `state_dict` returned, on whatever device the next rows are.
 
         Raises:
             UserError: The state was made with another rank, or is not a state at all.
