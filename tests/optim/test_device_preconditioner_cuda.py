@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from batched import BatchedNaturalGradient
 from test_fisher_batch import SIZES, Rows, error
 
+from support.fisher_batches import BatchedNaturalGradient
 from unisono.optim.device_preconditioner import captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from batched import BatchedNaturalGradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_natural_gradient_dense import DenseNaturalGradient, Regime
 from test_natural_gradient_vectors import CASES, VECTORS
 from torch import Tensor
 
+from support.fisher_batches import BatchedNaturalGradient
 from unisono.optim import OnlineNaturalGradient
 
 SIZES = [(31, 6), (90, 12), (91, 6), (90, 12), (7, 4)]

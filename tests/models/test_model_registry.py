@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unisono.config import Network
+from unisono.config import NetworkConfig
 from unisono.errors import UserError
 from unisono.models import DNN, Model, Takes, build, find, names
 
@@ -58,7 +58,7 @@ def test_options_are_keywords_of_the_model_and_keys_of_the_configuration(name: s
     model = find(name)
     keywords = inspect.signature(model.build).parameters.keys()
     assert keywords == {"inputs", "outputs", "seed", *model.options}
-    assert set(model.options.values()) <= Network.model_fields.keys()
+    assert set(model.options.values()) <= NetworkConfig.model_fields.keys()
     assert model.description and "\n" not in model.description
 
 
