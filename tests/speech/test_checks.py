@@ -17,7 +17,7 @@ from unisono.speech.aside import Reason
 from unisono.speech.audio import BadAudioError, Reader
 from unisono.speech.checks import Checked, Intake, check_data
 from unisono.speech.datadir import Utterance
-from unisono.speech.lexicon import UNKNOWN, Lexicon, Oov
+from unisono.speech.lexicon import NOISE, UNKNOWN, Lexicon, Oov
 
 Write = Callable[..., Path]
 
@@ -64,7 +64,7 @@ def test_each_fault_is_set_aside_by_name(write: Write) -> None:
     (folder / "torn.wav").write_bytes(b"RIFF....WAVEfmt ")
     soundfile.write(folder / "slow.wav", np.zeros(8000), 8000)
     soundfile.write(folder / "stereo.wav", np.zeros((16000, 2)), 16000)
-    checked = check(folder, channel=0)
+    checked = check(folder, channel=0, oov=Oov.SKIP)
     assert [u.id for u in checked.utterances] == ["good", "stereo"]
     expected = {
         Reason.DUPLICATE: 1,
@@ -99,8 +99,7 @@ def test_what_was_refused_can_be_asked_for(write: Write) -> None:
     scp.write_text(scp.read_text().replace("FOLDER", str(folder)))
     tone = np.sin(2 * np.pi * 440 * np.arange(22050) / 22050) / 2
     soundfile.write(folder / "c.wav", np.stack([0 * tone, tone], 1), 22050)
-    options = {"rate": 16000, "allow_pipes": True, "resample": True, "oov": Oov.MAP}
-    checked = check_data(folder, Intake(**options), LEXICON.with_unknown())  # type: ignore[arg-type]
+    checked = check(folder, rate=16000, allow_pipes=True, resample=True)
     assert [u.id for u in checked.utterances] == ["a", "b", "c"]
     assert checked.utterances[2].words == (UNKNOWN,)
     read = checked.reader.read
@@ -110,6 +109,33 @@ def test_what_was_refused_can_be_asked_for(write: Write) -> None:
     assert np.abs(second - wanted)[200:-200].max() < 20
     with pytest.raises(BadAudioError, match="channels"):
         read(replace(checked.utterances[0], channel=1))
+
+
+def test_words_without_pronunciation_are_trained_as_unknown_and_told(write: Write) -> None:
+    names = ["a", "b", "c", "brief"]
+    folder = write(
+        {
+            "wav.scp": "".join(f"{n} {n}.wav\n" for n in names),
+            "text": "a yes no\nb maybe yes perhaps\nc maybe\nbrief maybe yes yes yes\n",
+            "utt2spk": "".join(f"{n} s\n" for n in names),
+        },
+        seconds={"a.wav": 1.0, "b.wav": 36.015, "c.wav": 72.015, "brief.wav": 0.1},
+    )
+    checked = check(folder)
+    assert {u.id: u.words for u in checked.utterances} == {
+        "a": ("yes", "no"),
+        "b": (UNKNOWN, "yes", UNKNOWN),
+        "c": (UNKNOWN,),
+    }
+    assert checked.lexicon is not None and checked.lexicon.entries[UNKNOWN] == [(NOISE,)]
+    line = checked.out_of_vocabulary
+    # 36 s and 72 s are 0.03 h; what is too short to be used does not count.
+    assert "3 of 6 words, in 2 of 3 utterances (0.03 h)" in line and "--oov skip" in line
+    assert any("maybe (3)" in line for line in checked.aside.summary())
+    skipped = check(folder, oov=Oov.SKIP)
+    assert [u.id for u in skipped.utterances] == ["a"]
+    assert skipped.aside.count(Reason.UNKNOWN_WORD) == 3 and skipped.out_of_vocabulary == ""
+    assert skipped.lexicon == LEXICON
 
 
 def test_float_audio_keeps_its_scale(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ def use(folder: Path, oov: Oov, resample: bool) -> None:
     """Does with a data directory what `prepare` and `decode` do, but for the learning."""
     probe.cache_clear()
     lexicon = Lexicon.read(folder / "lexicon.txt")
-    if oov is Oov.MAP:
-        lexicon = lexicon.with_unknown()
-    language = read_language(folder / "lm.arpa", lexicon.words, one_line)
     checked = check_data(folder, Intake(oov=oov, resample=resample), lexicon)
+    lexicon = checked.lexicon or lexicon
+    one_line(checked.out_of_vocabulary)
+    language = read_language(folder / "lm.arpa", lexicon.words, one_line)
     heard = hear(
         checked.utterances,
         checked.reader,

@@ -11,9 +11,11 @@ from tones import RATE, write_tones
 
 from unisono.data import Part, Prep
 from unisono.errors import UserError
+from unisono.speech.checks import Intake
 from unisono.speech.ctm import read_ctm
 from unisono.speech.features import Features, fbank
 from unisono.speech.kit import Kit
+from unisono.speech.lexicon import Oov
 from unisono.speech.prepare import Preparation, Tie, prepare
 
 Times = dict[str, list[tuple[str, float]]]
@@ -131,6 +133,27 @@ def test_a_tree_may_only_add_states(
     assert plain.header.states <= prep.header.states <= 30
     assert Kit.read(prep.path).acoustic.tying.states == prep.header.states
     assert set(np.unique(prep.states)) <= set(range(prep.header.states))
+
+
+def test_utterances_with_unknown_words_are_trained_on(tmp_path: Path) -> None:
+    write_tones(tmp_path / "data", speakers=4, utterances=4, seed=5)
+    lexicon = tmp_path / "data" / "lexicon.txt"
+    lexicon.write_text(lexicon.read_text().replace("yeu Y E U\n", ""))
+    text = (tmp_path / "data" / "text").read_text().splitlines()
+    lacking = [line.split()[0] for line in text if "yeu" in line]
+    preps = {}
+    for oov in Oov:
+        how = Preparation(intake=Intake(oov=oov), tying=Tie.NONE, heldout=0.25, gaussians=40)
+        lines: list[str] = []
+        preps[oov] = prepare(tmp_path / "data", lexicon, tmp_path / oov.value, how, lines.append)
+        assert any(f"in {len(lacking)} of 16 utterances" in s for s in lines) == (oov is Oov.MAP)
+    kept, skipped = preps[Oov.MAP], preps[Oov.SKIP]
+    assert 0 < len(lacking) < 16 and len(kept.table.id) == 16
+    assert set(kept.table.id) - set(skipped.table.id) == set(lacking)
+    # Noise has five states, and only where something is trained as noise.
+    assert kept.header.states == skipped.header.states + 5
+    words = {timed.word for said in read_ctm(kept.path / "words.ctm").values() for timed in said}
+    assert words == {"aeo", "uya", "io", "<unk>"}
 
 
 @pytest.mark.long

@@ -49,8 +49,12 @@ def prepare(
     ] = 0.1,
     seed: Annotated[int, typer.Option(help="Of held-out speakers and the model.", min=0)] = 0,
     oov: Annotated[
-        Oov, typer.Option(help="Utterances with words that the lexicon lacks.")
-    ] = Oov.SKIP,
+        Oov,
+        typer.Option(
+            help="Words that the lexicon lacks: train on them as <unk>, a noise; or skip the "
+            "utterances that have them."
+        ),
+    ] = Oov.MAP,
     rate: Annotated[int, typer.Option(help="Sample rate in Hz; 0: the commonest one.", min=0)] = 0,
     resample: Annotated[
         bool, typer.Option("--resample", help="Convert audio of other sample rates.")

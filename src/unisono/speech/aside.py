@@ -30,7 +30,7 @@ class Reason(Enum):
     SEGMENT = "a segment outside its recording"
     NO_SPEAKER = "no speaker in utt2spk"
     NO_TEXT = "no transcript, or an empty one"
-    UNKNOWN_WORD = "words without pronunciation (--oov map keeps them)"
+    UNKNOWN_WORD = "words without pronunciation (without --oov skip they are kept)"
     TOO_SHORT = "audio too short for its text"
     TOO_LONG = "too long to be aligned in one piece: divide it by segments"
     NO_ALIGNMENT = "no alignment that fits its frames"

@@ -20,6 +20,7 @@ from unisono.speech.datadir import Utterance, nothing_usable, read_data
 from unisono.speech.features import likeness
 from unisono.speech.lexicon import Lexicon, Oov
 from unisono.speech.paths import count_places
+from unisono.speech.spectrum import SHIFT_S
 from unisono.speech.stored import Stored, shape_of
 from unisono.speech.topology import FEWEST_FRAMES
 
@@ -48,16 +49,26 @@ class Intake:
     channel: int = 0
     resample: bool = False
     allow_pipes: bool = False
-    oov: Oov = Oov.SKIP
+    oov: Oov = Oov.MAP
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A corpus that was looked over: its usable utterances, how to read them, and the rest."""
+    """A corpus that was looked over.
+
+    Attributes:
+        utterances: The usable utterances; words without pronunciation are replaced in them.
+        reader: How to read them.
+        aside: The other utterances, and why they cannot be used.
+        lexicon: The lexicon, with the unknown word if any utterance needs it.
+        out_of_vocabulary: A line about replaced words; empty where there are none.
+    """
 
     utterances: list[Utterance]
     reader: Reader | Stored
     aside: SetAside
+    lexicon: Lexicon | None = None
+    out_of_vocabulary: str = ""
 
 
 def check_data(
@@ -89,8 +100,11 @@ def check_data(
         channel=intake.channel,
         features=stored,
     )
+    replaced: dict[str, int] = {}
     if lexicon is not None:
-        utterances = _check_words(utterances, lexicon, intake.oov, aside)
+        utterances, replaced = _check_words(utterances, lexicon, intake.oov, aside)
+        if replaced:
+            lexicon = lexicon.with_unknown()
     reader: Reader | Stored
     if stored:
         reader = like or _commonest_features(utterances)
@@ -103,6 +117,7 @@ def check_data(
             )
         reader = Reader(rate=rate, resample=intake.resample)
     usable = []
+    frames_kept = 0
     for utterance in utterances:
         try:
             frames = reader.frames(utterance)
@@ -111,9 +126,29 @@ def check_data(
             continue
         if utterance.is_command or alignable(utterance, frames, lexicon, aside):
             usable.append(utterance)
+            frames_kept += frames if utterance.id in replaced else 0
     if not usable:
         raise nothing_usable(folder, aside)
-    return Checked(utterances=usable, reader=reader, aside=aside)
+    line = ""
+    if replaced:
+        assert lexicon is not None
+        line = _out_of_vocabulary(usable, replaced, frames_kept, lexicon)
+    return Checked(
+        utterances=usable, reader=reader, aside=aside, lexicon=lexicon, out_of_vocabulary=line
+    )
+
+
+def _out_of_vocabulary(
+    usable: list[Utterance], replaced: dict[str, int], frames: int, lexicon: Lexicon
+) -> str:
+    kept = [replaced[utterance.id] for utterance in usable if utterance.id in replaced]
+    words = sum(len(utterance.words) for utterance in usable)
+    phones = " ".join(lexicon.entries[lexicon.unknown][0])
+    return (
+        f"WARNING: OUT OF VOCABULARY: {sum(kept)} of {words} words, in {len(kept)} of "
+        f"{len(usable)} utterances ({frames * SHIFT_S / 3600:.2f} h), have no pronunciation and "
+        f"are trained as {lexicon.unknown} ({phones}); --oov skip excludes these utterances"
+    )
 
 
 def alignable(utterance: Utterance, frames: int, lexicon: Lexicon | None, aside: SetAside) -> bool:
@@ -136,8 +171,10 @@ def alignable(utterance: Utterance, frames: int, lexicon: Lexicon | None, aside:
 
 def _check_words(
     utterances: list[Utterance], lexicon: Lexicon, oov: Oov, aside: SetAside
-) -> list[Utterance]:
+) -> tuple[list[Utterance], dict[str, int]]:
+    """The utterances that can be pronounced, and how many words were replaced in which of them."""
     known, unknown = [], lexicon.unknown
+    replaced: dict[str, int] = {}
     for utterance in utterances:
         missing = lexicon.missing(utterance.words)
         aside.add_words(missing)
@@ -147,9 +184,10 @@ def _check_words(
         if missing:
             words = (word if word in lexicon.entries else unknown for word in utterance.words)
             utterance = replace(utterance, words=tuple(words))
+            replaced[utterance.id] = len(missing)
         known.append(utterance)
     aside.add_alike(lexicon.entries)
-    return known
+    return known, replaced
 
 
 def _commonest_rate(utterances: list[Utterance]) -> int:

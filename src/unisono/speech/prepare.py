@@ -31,7 +31,7 @@ from unisono.speech.extraction import (
 )
 from unisono.speech.features import Features
 from unisono.speech.kit import FOLDER, Kit
-from unisono.speech.lexicon import SILENCE, Lexicon, Oov
+from unisono.speech.lexicon import SILENCE, Lexicon
 from unisono.speech.ngram import Ngrams, estimate, read_language
 from unisono.speech.passes import Acoustic, Spoken
 from unisono.speech.paths import Ints
@@ -140,14 +140,14 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     if os.path.lexists(out):
         raise UserError(f"{out} exists already: choose another place or remove it first")
     lexicon = Lexicon.read(lexicon_file)
-    if how.intake.oov is Oov.MAP:
-        lexicon = lexicon.with_unknown()
+    checked = check_data(data, how.intake, lexicon, stored=how.stored())
+    aside, lexicon = checked.aside, checked.lexicon or lexicon
     language = None
     if how.language is not None:
         language = read_language(how.language, lexicon.words, say)
-    checked = check_data(data, how.intake, lexicon, stored=how.stored())
-    aside = checked.aside
     say(f"{len(checked.utterances)} utterances {_described(checked.reader)} can be used")
+    if checked.out_of_vocabulary:
+        say(checked.out_of_vocabulary)
     for line in aside.summary():
         say(line)
     heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
