@@ -17,13 +17,13 @@ import time
 
 import numpy as np
 
-from unisono.speech.decoding import Decoder
-from unisono.speech.graph import Ingredients, build_graph
-from unisono.speech.lexicon import Lexicon
-from unisono.speech.ngram import estimate
-from unisono.speech.scoring import count_errors
-from unisono.speech.topology import FEWEST_FRAMES, Topology
-from unisono.speech.tying import Ask, Node, Side, Tying
+from unisono.speech.alignment.state_tying import Ask, Node, Side, Tying
+from unisono.speech.alignment.topology import FEWEST_FRAMES, Topology
+from unisono.speech.corpus.lexicon import Lexicon
+from unisono.speech.decoding.decoder import Decoder
+from unisono.speech.decoding.scoring import count_errors
+from unisono.speech.graph.decoding_graph import Ingredients, build_graph
+from unisono.speech.graph.language_model import estimate
 
 _PHONES = 40
 _SHIFT_S = 0.01

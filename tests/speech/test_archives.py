@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.speech.archives import (
+from unisono.speech.features.kaldi_archives import (
     BadArchiveError,
     Pointer,
     index_archive,

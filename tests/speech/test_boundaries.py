@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.alignment import Aligned
-from unisono.speech.boundaries import timed_words, word_times
-from unisono.speech.ctm import read_ctm
-from unisono.speech.datadir import Utterance
+from unisono.speech.alignment.trainer import Aligned
+from unisono.speech.alignment.word_times import timed_words, word_times
+from unisono.speech.corpus.ctm import read_ctm
+from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.prepare import Preparation, prepare
-from unisono.speech.synthesis import Synthesis, synthesize
+from unisono.speech.synthesis.synthesize import Synthesis, synthesize
 
 
 def path(words: list[int]) -> Aligned:

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import UserError
-from unisono.speech.aside import Reason
-from unisono.speech.audio import BadAudioError, Reader
-from unisono.speech.checks import Checked, Intake, check_data
-from unisono.speech.datadir import Utterance
-from unisono.speech.lexicon import NOISE, UNKNOWN, Lexicon, Oov
+from unisono.speech.corpus.data_directory import Utterance
+from unisono.speech.corpus.exclusions import Reason
+from unisono.speech.corpus.lexicon import NOISE, UNKNOWN, Lexicon, Oov
+from unisono.speech.features.audio import BadAudioError, Reader
+from unisono.speech.validation import Checked, Intake, check_data
 
 Write = Callable[..., Path]
 

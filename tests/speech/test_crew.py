@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from unisono.errors import UserError
-from unisono.speech.crew import Crew
+from unisono.speech.worker_pool import Crew
 
 
 def start(base: int) -> int:

@@ -13,16 +13,16 @@ from mutations import damaged_audio, damaged_text
 from tones import write_tones
 
 from unisono.errors import UserError
-from unisono.speech.audio import probe
-from unisono.speech.checks import Intake, check_data
-from unisono.speech.extraction import hear
-from unisono.speech.features import Features
-from unisono.speech.graph import Ingredients, build_graph
-from unisono.speech.lexicon import Lexicon, Oov
-from unisono.speech.ngram import estimate, read_arpa, read_language
-from unisono.speech.paths import lay_paths
-from unisono.speech.topology import Topology
-from unisono.speech.tying import Tying
+from unisono.speech.alignment.state_tying import Tying
+from unisono.speech.alignment.topology import Topology
+from unisono.speech.alignment.transcript_graph import lay_paths
+from unisono.speech.corpus.lexicon import Lexicon, Oov
+from unisono.speech.features.audio import probe
+from unisono.speech.features.extraction import hear
+from unisono.speech.features.extractors import Features
+from unisono.speech.graph.decoding_graph import Ingredients, build_graph
+from unisono.speech.graph.language_model import estimate, read_arpa, read_language
+from unisono.speech.validation import Intake, check_data
 
 pytest.importorskip("kaldifst", reason="the speech extra is not installed")
 

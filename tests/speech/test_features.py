@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.deltas import add_deltas, normalise, normalise_sliding
-from unisono.speech.features import Features, compute, fbank, mfcc, plp
-from unisono.speech.spectrum import frame_count
+from unisono.speech.features.extractors import Features, compute, fbank, mfcc, plp
+from unisono.speech.features.spectrum import frame_count
+from unisono.speech.features.transforms import add_deltas, normalise, normalise_sliding
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.fst import Machine
+from unisono.speech.graph.fst import Machine
 
 kaldifst = pytest.importorskip("kaldifst", reason="the speech extra is not installed")
 

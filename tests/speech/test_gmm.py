@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unisono.speech.gmm import Mixtures
+from unisono.speech.alignment.gmm import Mixtures
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.fst import Machine
-from unisono.speech.graph import Ingredients, build_graph, cached_graph, penalised
-from unisono.speech.lexicon import Lexicon
-from unisono.speech.ngram import BEGIN, END, Gram, Ngrams, estimate
-from unisono.speech.topology import Topology
-from unisono.speech.tying import Ask, Side, Tying
+from unisono.speech.alignment.state_tying import Ask, Side, Tying
+from unisono.speech.alignment.topology import Topology
+from unisono.speech.corpus.lexicon import Lexicon
+from unisono.speech.graph.decoding_graph import Ingredients, build_graph, cached_graph, penalised
+from unisono.speech.graph.fst import Machine
+from unisono.speech.graph.language_model import BEGIN, END, Gram, Ngrams, estimate
 
 pytest.importorskip("kaldifst", reason="the speech extra is not installed")
 
@@ -153,7 +153,9 @@ def test_silence_may_be_anywhere_and_words_have_a_price() -> None:
 
 def test_a_graph_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = cached_graph(ingredients(2), tmp_path)
-    monkeypatch.setattr("unisono.speech.graph.build_graph", lambda _: pytest.fail("built again"))
+    monkeypatch.setattr(
+        "unisono.speech.graph.decoding_graph.build_graph", lambda _: pytest.fail("built again")
+    )
     again = cached_graph(ingredients(2), tmp_path)
     np.testing.assert_array_equal(np.sort(again.weight), np.sort(first.weight))
     assert len(list(tmp_path.iterdir())) == 1

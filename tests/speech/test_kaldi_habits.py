@@ -14,25 +14,25 @@ from tones import write_tones
 
 from unisono.data import Corpus, Part, write_prep
 from unisono.errors import UserError
-from unisono.speech.alignment import Aligned
-from unisono.speech.archives import Pointer, read_matrix, write_archive
-from unisono.speech.aside import Reason
-from unisono.speech.audio import BadAudioError
-from unisono.speech.boundaries import timed_words
-from unisono.speech.checks import Intake, check_data
-from unisono.speech.deltas import add_deltas
+from unisono.speech.alignment.state_tying import Tying
+from unisono.speech.alignment.topology import Topology
+from unisono.speech.alignment.trainer import Aligned
+from unisono.speech.alignment.word_times import timed_words
+from unisono.speech.corpus.exclusions import Reason
+from unisono.speech.corpus.lexicon import NOISE, SILENCE, UNKNOWN, Lexicon, Oov
+from unisono.speech.decoding.assets import Kit
+from unisono.speech.decoding.scoring import score
 from unisono.speech.export import export
-from unisono.speech.features import cepstra_of, fbank, mfcc
-from unisono.speech.graph import Ingredients, build_graph
-from unisono.speech.kit import Kit
-from unisono.speech.lexicon import NOISE, SILENCE, UNKNOWN, Lexicon, Oov
-from unisono.speech.ngram import BEGIN, END, Ngrams, estimate, read_arpa
+from unisono.speech.features.audio import BadAudioError
+from unisono.speech.features.extractors import cepstra_of, fbank, mfcc
+from unisono.speech.features.kaldi_archives import Pointer, read_matrix, write_archive
+from unisono.speech.features.kaldi_features import Stored
+from unisono.speech.features.spectrum import frame_shift
+from unisono.speech.features.transforms import add_deltas
+from unisono.speech.graph.decoding_graph import Ingredients, build_graph
+from unisono.speech.graph.language_model import BEGIN, END, Ngrams, estimate, read_arpa
 from unisono.speech.prepare import Preparation, Tie, prepare
-from unisono.speech.scoring import score
-from unisono.speech.spectrum import frame_shift
-from unisono.speech.stored import Stored
-from unisono.speech.topology import Topology
-from unisono.speech.tying import Tying
+from unisono.speech.validation import Intake, check_data
 
 Write = Callable[..., Path]
 

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from unisono.errors import UserError
-from unisono.speech import passes
-from unisono.speech.alignment import Trainer
-from unisono.speech.aside import Reason, SetAside
-from unisono.speech.checks import alignable
-from unisono.speech.datadir import Utterance
-from unisono.speech.extraction import Heard, network_frames
-from unisono.speech.lexicon import Lexicon
-from unisono.speech.passes import Spoken
-from unisono.speech.paths import count_places, lay_paths
+from unisono.speech.alignment import worker
+from unisono.speech.alignment.state_tying import Tying
+from unisono.speech.alignment.topology import Topology
+from unisono.speech.alignment.trainer import Trainer
+from unisono.speech.alignment.transcript_graph import count_places, lay_paths
+from unisono.speech.alignment.worker import Spoken
+from unisono.speech.corpus.data_directory import Utterance
+from unisono.speech.corpus.exclusions import Reason, SetAside
+from unisono.speech.corpus.lexicon import Lexicon
+from unisono.speech.decoding.tuning_set import sample_of
+from unisono.speech.features.extraction import Heard, network_frames
+from unisono.speech.features.frame_store import Shelf, join
 from unisono.speech.prepare import monophone_gaussians, scratch_beside
-from unisono.speech.sampling import sample_of
-from unisono.speech.shelf import Shelf, join
-from unisono.speech.topology import Topology
-from unisono.speech.tying import Tying
+from unisono.speech.validation import alignable
 
 LEXICON = Lexicon(entries={"yes": [("Y", "E", "S")], "no": [("N", "O"), ("N", "A", "O")]})
 
@@ -108,7 +108,7 @@ def test_graphs_that_are_not_kept_are_laid_again(
             return trainer.monophones(range(5), 40).mixtures.means
 
     kept = means()
-    monkeypatch.setattr(passes, "_MOST_PLACES", 0)
+    monkeypatch.setattr(worker, "_MOST_PLACES", 0)
     np.testing.assert_array_equal(means(), kept)
 
 

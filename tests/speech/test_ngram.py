@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import UserError
-from unisono.speech.ngram import BEGIN, END, estimate, read_arpa
+from unisono.speech.graph.language_model import BEGIN, END, estimate, read_arpa
 
 TEXT = [["a", "b", "a", "c"], ["a", "b"], ["c"], ["a", "b", "a", "b"]]
 WORDS = ["a", "b", "c", "never"]

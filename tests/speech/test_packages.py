@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from unisono.errors import UserError
-from unisono.speech.packages import package
+from unisono.speech.dependencies import package
 
 
 def test_a_missing_package_is_one_line_that_says_what_to_install() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.features import Features, compute
-from unisono.speech.pitch import pitch, process
+from unisono.speech.features.extractors import Features, compute
+from unisono.speech.features.pitch import pitch, process
 
 
 def test_kaldis_vectors(shared: Path) -> None:

@@ -11,12 +11,12 @@ from tones import RATE, write_tones
 
 from unisono.data import Part, Prep
 from unisono.errors import UserError
-from unisono.speech.checks import Intake
-from unisono.speech.ctm import read_ctm
-from unisono.speech.features import Features, fbank
-from unisono.speech.kit import Kit
-from unisono.speech.lexicon import Oov
+from unisono.speech.corpus.ctm import read_ctm
+from unisono.speech.corpus.lexicon import Oov
+from unisono.speech.decoding.assets import Kit
+from unisono.speech.features.extractors import Features, fbank
 from unisono.speech.prepare import Preparation, Tie, prepare
+from unisono.speech.validation import Intake
 
 Times = dict[str, list[tuple[str, float]]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unisono.speech.scoring import count_errors, score
+from unisono.speech.decoding.scoring import count_errors, score
 
 pytest.importorskip("kaldialign", reason="the speech extra is not installed")
 

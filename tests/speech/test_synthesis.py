@@ -14,13 +14,14 @@ import pytest
 import soundfile
 
 from unisono.errors import UserError
-from unisono.speech import speaking, synthesis
-from unisono.speech.checks import Intake, check_data
-from unisono.speech.ctm import read_ctm
-from unisono.speech.lexicon import Lexicon
-from unisono.speech.phrases import draw_phrase, phrase_lexicon, phrase_words
-from unisono.speech.synthesis import Synthesis, synthesize
-from unisono.speech.voices import divide_variants
+from unisono.speech.corpus.ctm import read_ctm
+from unisono.speech.corpus.lexicon import Lexicon
+from unisono.speech.synthesis import synthesize as synthesis
+from unisono.speech.synthesis import tts
+from unisono.speech.synthesis.phrases import draw_phrase, phrase_lexicon, phrase_words
+from unisono.speech.synthesis.synthesize import Synthesis, synthesize
+from unisono.speech.synthesis.voices import divide_variants
+from unisono.speech.validation import Intake, check_data
 
 HOW = Synthesis(hours=0.004, test_hours=0.002, snr=(60, 60), seed=3)
 
@@ -121,7 +122,7 @@ def test_espeak_is_never_in_this_process(made: Path) -> None:
 
 
 def test_without_the_extra_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speaking, "find_spec", lambda _: None)
+    monkeypatch.setattr(tts, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'unisono\[demo\]'") as caught:
         synthesize(tmp_path / "data", HOW, print)
     assert "\n" not in str(caught.value)
@@ -141,7 +142,7 @@ def test_a_program_that_fails_is_one_line_and_leaves_nothing(
 ) -> None:
     command = (sys.executable, "-I", "-c", program)
     monkeypatch.setattr(synthesis, "find_espeak", lambda: (command, ["a", "b"]))
-    monkeypatch.setattr(speaking, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(tts, "_TIMEOUT_S", 1)
     with pytest.raises(UserError, match=word) as caught:
         synthesize(tmp_path / "data", HOW, lambda _: None)
     assert "\n" not in str(caught.value)

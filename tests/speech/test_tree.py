@@ -8,11 +8,17 @@ import json
 import numpy as np
 import pytest
 
-from unisono.speech.lexicon import Lexicon
-from unisono.speech.paths import lay_paths
-from unisono.speech.topology import Topology
-from unisono.speech.tree import contexts_of, count_contexts, grow_tying, likelihood, make_questions
-from unisono.speech.tying import Ask, Side, Tying, leaves
+from unisono.speech.alignment.decision_tree import (
+    contexts_of,
+    count_contexts,
+    grow_tying,
+    likelihood,
+    make_questions,
+)
+from unisono.speech.alignment.state_tying import Ask, Side, Tying, leaves
+from unisono.speech.alignment.topology import Topology
+from unisono.speech.alignment.transcript_graph import lay_paths
+from unisono.speech.corpus.lexicon import Lexicon
 
 PHONES = ("SIL", "A", "B", "C", "D")
 TOPOLOGY = Topology.start(PHONES)

@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from unisono.speech.decoding import Decoder
-from unisono.speech.tuning import tune
+from unisono.speech.decoding.decoder import Decoder
+from unisono.speech.decoding.tuning import tune
 
 pytest.importorskip("kaldialign", reason="the speech extra is not installed")
 

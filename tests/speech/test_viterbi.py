@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from unisono.speech.lexicon import Lexicon
-from unisono.speech.paths import equal_states, lay_paths
-from unisono.speech.topology import Topology
-from unisono.speech.tying import Tying
-from unisono.speech.viterbi import Block
+from unisono.speech.alignment.state_tying import Tying
+from unisono.speech.alignment.topology import Topology
+from unisono.speech.alignment.transcript_graph import equal_states, lay_paths
+from unisono.speech.alignment.viterbi import Block
+from unisono.speech.corpus.lexicon import Lexicon
 
 LEXICON = Lexicon(entries={"a": [("A",)], "ab": [("A", "B"), ("B",)]})
 TOPOLOGY = Topology.start(LEXICON.phones)

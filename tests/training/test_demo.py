@@ -15,14 +15,14 @@ import pytest
 
 from unisono.cli.demo import _program
 from unisono.errors import UserError
-from unisono.speech import speaking
+from unisono.speech.synthesis import tts
 from unisono.training.demo import demo
 
 
 def test_without_espeak_it_is_one_line_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speaking, "find_spec", lambda _: None)
+    monkeypatch.setattr(tts, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'unisono\[demo\]'"):
         demo(tmp_path / "demo", "unisono", print, print)
     assert list(tmp_path.iterdir()) == []

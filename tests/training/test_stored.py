@@ -16,11 +16,11 @@ from tones import write_tones
 from unisono.config import load
 from unisono.data import Part, Prep
 from unisono.errors import UserError
+from unisono.speech.decoding.assets import Kit
 from unisono.speech.export import export
-from unisono.speech.features import Features
-from unisono.speech.given import prepare_given
-from unisono.speech.kit import Kit
+from unisono.speech.features.extractors import Features
 from unisono.speech.prepare import Preparation, Tie, prepare
+from unisono.speech.prepare_aligned import prepare_given
 from unisono.training.decode import Decoding, decode
 from unisono.training.train import train
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.speech.checks import Intake
+from unisono.speech.validation import Intake
 from unisono.training import decode as training
 
 

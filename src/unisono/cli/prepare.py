@@ -10,12 +10,12 @@ import typer
 
 from unisono.data import Part, Prep, convert_frames
 from unisono.errors import UserError
-from unisono.speech.checks import Intake
-from unisono.speech.features import Features
-from unisono.speech.given import prepare_given
-from unisono.speech.lexicon import Oov
+from unisono.speech.corpus.lexicon import Oov
+from unisono.speech.features.extractors import Features
 from unisono.speech.prepare import Preparation, Tie
 from unisono.speech.prepare import prepare as prepare_speech
+from unisono.speech.prepare_aligned import prepare_given
+from unisono.speech.validation import Intake
 
 
 def prepare(

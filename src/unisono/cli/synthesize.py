@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from unisono.speech.synthesis import Synthesis
-from unisono.speech.synthesis import synthesize as make
+from unisono.speech.synthesis.synthesize import Synthesis
+from unisono.speech.synthesis.synthesize import synthesize as make
 
 
 def synthesize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unisono.data import Prep
 from unisono.errors import UserError
-from unisono.speech.archives import write_archive
+from unisono.speech.features.kaldi_archives import write_archive
 
 
 def export(prep: Prep, out: Path) -> None:

@@ -16,29 +16,29 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.errors import UserError
-from unisono.speech.alignment import Aligned, Trainer
-from unisono.speech.aside import Reason
-from unisono.speech.audio import Reader
-from unisono.speech.boundaries import word_times
-from unisono.speech.checks import Checked, Intake, alignable, check_data
-from unisono.speech.datadir import Utterance, nothing_usable
-from unisono.speech.extraction import (
+from unisono.speech.alignment.trainer import Aligned, Trainer
+from unisono.speech.alignment.transcript_graph import Ints
+from unisono.speech.alignment.word_times import word_times
+from unisono.speech.alignment.worker import Acoustic, Spoken
+from unisono.speech.corpus.data_directory import Utterance, nothing_usable
+from unisono.speech.corpus.exclusions import Reason
+from unisono.speech.corpus.lexicon import SILENCE, Lexicon
+from unisono.speech.decoding.assets import FOLDER, Kit
+from unisono.speech.decoding.tuning_set import sample_of
+from unisono.speech.features.audio import Reader
+from unisono.speech.features.extraction import (
     GAUSSIAN_WIDTH,
     Heard,
     gaussian_frames,
     hear,
     speaker_moments,
 )
-from unisono.speech.features import Features
-from unisono.speech.kit import FOLDER, Kit
-from unisono.speech.lexicon import SILENCE, Lexicon
-from unisono.speech.ngram import Ngrams, estimate, read_language
-from unisono.speech.passes import Acoustic, Spoken
-from unisono.speech.paths import Ints
-from unisono.speech.sampling import sample_of
-from unisono.speech.shelf import join
-from unisono.speech.spectrum import SHIFT_S, frame_shift
-from unisono.speech.stored import Stored
+from unisono.speech.features.extractors import Features
+from unisono.speech.features.frame_store import join
+from unisono.speech.features.kaldi_features import Stored
+from unisono.speech.features.spectrum import SHIFT_S, frame_shift
+from unisono.speech.graph.language_model import Ngrams, estimate, read_language
+from unisono.speech.validation import Checked, Intake, alignable, check_data
 
 WORDS = "words.ctm"
 """The file of a PREP that says when each word was said."""

@@ -15,20 +15,26 @@ from pydantic import JsonValue
 
 from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.checks import Intake, check_data
-from unisono.speech.crew import Crew
-from unisono.speech.datadir import Utterance, nothing_usable
-from unisono.speech.decoding import Decoder, Words
-from unisono.speech.extraction import Heard, gaussian_frames, hear, network_frames, speaker_moments
-from unisono.speech.features import Features
-from unisono.speech.graph import Ingredients, build_graph, cached_graph
-from unisono.speech.kit import FOLDER, Kit
-from unisono.speech.ngram import Ngrams, read_language
-from unisono.speech.packages import package
+from unisono.speech.corpus.data_directory import Utterance, nothing_usable
+from unisono.speech.decoding.assets import FOLDER, Kit
+from unisono.speech.decoding.decoder import Decoder, Words
+from unisono.speech.decoding.scoring import Score, score
+from unisono.speech.decoding.tuning import Tuned, tune
+from unisono.speech.dependencies import package
+from unisono.speech.features.extraction import (
+    Heard,
+    gaussian_frames,
+    hear,
+    network_frames,
+    speaker_moments,
+)
+from unisono.speech.features.extractors import Features
+from unisono.speech.features.kaldi_features import Stored
+from unisono.speech.graph.decoding_graph import Ingredients, build_graph, cached_graph
+from unisono.speech.graph.language_model import Ngrams, read_language
 from unisono.speech.prepare import scratch_beside
-from unisono.speech.scoring import Score, score
-from unisono.speech.stored import Stored
-from unisono.speech.tuning import Tuned, tune
+from unisono.speech.validation import Intake, check_data
+from unisono.speech.worker_pool import Crew
 from unisono.training.keep import PRIORS
 from unisono.training.network import Network
 

@@ -12,9 +12,9 @@ from unisono.data import Part
 from unisono.errors import UserError
 from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
+from unisono.speech.decoding.scoring import Score
 from unisono.speech.prepare import Preparation, prepare
-from unisono.speech.scoring import Score
-from unisono.speech.synthesis import Synthesis, synthesize
+from unisono.speech.synthesis.synthesize import Synthesis, synthesize
 from unisono.training.decode import Decoding, decode
 from unisono.training.train import train
 

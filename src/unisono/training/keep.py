@@ -15,7 +15,7 @@ from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError
 from unisono.pool.order import Order
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.kit import FOLDER, SAMPLE, Kit
+from unisono.speech.decoding.assets import FOLDER, SAMPLE, Kit
 from unisono.training.network import Network
 
 PRIORS = "priors.npy"

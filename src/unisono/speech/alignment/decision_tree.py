@@ -1,0 +1,206 @@
+"""Decision trees that tie the states of phones in context, with questions from the data."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.speech.alignment.gmm import VARIANCE_FLOOR, Floats, Frames
+from unisono.speech.alignment.state_tying import Ask, Node, Side, Tying
+from unisono.speech.alignment.topology import FEWEST_FRAMES, Topology
+from unisono.speech.alignment.transcript_graph import Ints
+
+Neighbours = NDArray[np.int16]
+"""Left, phone, right and local state, a row a frame: small, for all frames have one."""
+_LEAST_GAIN = 300.0
+_FEWEST = 50.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contexts:
+    """Statistics of states in context: M different ones.
+
+    Attributes:
+        left: M: the phone before.
+        phone: M: the phone.
+        right: M: the phone after.
+        local: M: the state's number within the phone.
+        sums: M x (1 + 2D): the frames' number, their sum and the sum of their squares.
+    """
+
+    left: Ints
+    phone: Ints
+    right: Ints
+    local: Ints
+    sums: Floats
+
+
+def contexts_of(states: Ints, topology: Topology) -> Neighbours:
+    """Left, phone, right and local state of each frame of an aligned utterance: T x 4.
+
+    A phone begins where another one is, or where the states of a phone begin again (those of
+    silence come in any order). Silence is taken to lie beyond both ends.
+    """
+    phone = np.searchsorted(topology.first, states, side="right") - 1
+    local = states - topology.first[phone]
+    ordered = np.diff(topology.first)[phone] == FEWEST_FRAMES
+    begins = np.ones(len(states), dtype=bool)
+    begins[1:] = (phone[1:] != phone[:-1]) | (ordered[1:] & (local[1:] < local[:-1]))
+    said = np.concatenate([[0], phone[begins], [0]])
+    at = np.cumsum(begins)
+    return np.stack([said[at - 1], phone, said[at + 1], local], axis=1).astype(np.int16)
+
+
+def count_contexts(pieces: Iterable[tuple[Frames, Neighbours]]) -> Contexts:
+    """Adds up frames by their contexts; each piece has frames and what `contexts_of` gave."""
+    known: dict[tuple[int, ...], Floats] = {}
+    for frames, contexts in pieces:
+        rows, which = np.unique(contexts, axis=0, return_inverse=True)
+        x = frames.astype(np.float64)
+        ones = np.concatenate([np.ones((len(x), 1)), x, x**2], axis=1)
+        sums = np.zeros((len(rows), ones.shape[1]))
+        np.add.at(sums, which.ravel(), ones)
+        for row, own in zip(rows.tolist(), sums, strict=True):
+            key = tuple(row)
+            known[key] = known[key] + own if key in known else own
+    keys = sorted(known)
+    left, phone, right, local = np.array(keys).T
+    sums = np.stack([known[key] for key in keys])
+    return Contexts(left=left, phone=phone, right=right, local=local, sums=sums)
+
+
+def likelihood(sums: Floats) -> Floats:
+    """The log-likelihood of frames under the one Gaussian that fits them best, less a constant.
+
+    With n frames of variance v_d this is -(n / 2) sum_d log v_d; the rest of the density,
+    -(n / 2) D (1 + log 2 pi), is the same however frames are divided.
+
+    Args:
+        sums: ... x (1 + 2D), as in `Contexts`.
+    """
+    count = sums[..., :1]
+    size = (sums.shape[-1] - 1) // 2
+    mean = sums[..., 1 : 1 + size] / np.maximum(count, 1e-10)
+    variance = sums[..., 1 + size :] / np.maximum(count, 1e-10) - mean**2
+    spread = np.log(np.maximum(variance, VARIANCE_FLOOR)).sum(-1)
+    return np.asarray(-0.5 * count[..., 0] * spread)
+
+
+def make_questions(contexts: Contexts, phones: int) -> list[frozenset[int]]:
+    """Sets of phones that sound alike, and every phone alone.
+
+    For each state the phones are merged two by two, always those whose frames lose the least
+    likelihood by sharing one Gaussian; every set on the way is a question.
+    """
+    questions = {frozenset([phone]) for phone in range(phones)}
+    for local in range(FEWEST_FRAMES):
+        mine = contexts.local == local
+        said = [p for p in range(phones) if (mine & (contexts.phone == p)).any()]
+        groups = [frozenset([p]) for p in said]
+        sums = np.stack([contexts.sums[mine & (contexts.phone == p)].sum(0) for p in said])
+        # What each pair loses; only a new group's row is computed when two have become one.
+        loss = np.full((len(groups), len(groups)), np.inf)
+        for row in range(1, len(groups)):
+            loss[:row, row] = _loss(sums[:row], sums[row])
+        while len(groups) > 2:
+            i, j = np.unravel_index(int(np.argmin(loss)), loss.shape)
+            joined, total = groups[i] | groups[j], sums[i] + sums[j]
+            rest = [n for n in range(len(groups)) if n not in (i, j)]
+            groups = [*(groups[n] for n in rest), joined]
+            sums = np.concatenate([sums[rest], total[None]])
+            loss = np.pad(loss[np.ix_(rest, rest)], (0, 1), constant_values=np.inf)
+            loss[:-1, -1] = _loss(sums[:-1], total)
+            questions.add(joined)
+    return sorted(questions, key=lambda q: (len(q), sorted(q)))
+
+
+def _loss(each: Floats, other: Floats) -> Floats:
+    """The likelihood that is lost when each of some groups shares a Gaussian with another one."""
+    return likelihood(each) + likelihood(other) - likelihood(each + other)
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """The best question about some contexts, and what it gains."""
+
+    gain: float
+    side: Side
+    question: int
+    yes: NDArray[np.bool_]
+
+
+class _Grower:
+    """Leaves that can be divided, the most rewarding one first."""
+
+    def __init__(self, contexts: Contexts, phones: int) -> None:
+        self._contexts = contexts
+        self.questions = make_questions(contexts, phones)
+        self._within = np.zeros((len(self.questions), phones))
+        for number, question in enumerate(self.questions):
+            self._within[number, sorted(question)] = 1.0
+
+    def best(self, members: Ints) -> _Split | None:
+        """The question that gains the most among some contexts, if it gains enough."""
+        sums = self._contexts.sums[members]
+        whole = sums.sum(0)
+        found: _Split | None = None
+        for side in Side:
+            neighbours = getattr(self._contexts, side.value)[members]
+            chosen = self._within[:, neighbours]
+            yes = chosen @ sums
+            no = whole - yes
+            gain = likelihood(yes) + likelihood(no) - likelihood(whole)
+            gain[np.minimum(yes[:, 0], no[:, 0]) < _FEWEST] = -np.inf
+            question = int(np.argmax(gain))
+            if gain[question] > (found.gain if found else _LEAST_GAIN):
+                found = _Split(float(gain[question]), side, question, chosen[question] > 0)
+        return found
+
+
+def grow_tying(contexts: Contexts, topology: Topology, most: int) -> Tying:
+    """Grows a tree for each state of each phone that has 3 states.
+
+    The leaf whose best question gains the most log-likelihood is divided next, until none gains
+    300 (with 50 frames on either side), or there are `most` states.
+    """
+    grower = _Grower(contexts, len(topology.phones))
+    members: list[Ints] = []
+    answers: dict[int, tuple[_Split, int, int]] = {}
+    roots: list[list[int]] = []
+    queue: list[tuple[float, int, _Split]] = []
+
+    def add(own: Ints, *, divisible: bool) -> int:
+        members.append(own)
+        split = grower.best(own) if divisible and len(own) > 1 else None
+        if split is not None:
+            heapq.heappush(queue, (-split.gain, len(members) - 1, split))
+        return len(members) - 1
+
+    for phone in range(len(topology.phones)):
+        size = topology.size(phone)
+        roots.append([])
+        for local in range(size):
+            own = np.flatnonzero((contexts.phone == phone) & (contexts.local == local))
+            roots[-1].append(add(own, divisible=size == FEWEST_FRAMES))
+    leaves = len(members)
+    while queue and leaves < most:
+        _, node, split = heapq.heappop(queue)
+        yes = add(members[node][split.yes], divisible=True)
+        no = add(members[node][~split.yes], divisible=True)
+        answers[node] = split, yes, no
+        leaves += 1
+    numbers: list[int] = []
+
+    def finish(node: int) -> Node:
+        if node not in answers:
+            numbers.append(node)
+            return len(numbers) - 1
+        split, yes, no = answers[node]
+        return Ask(split.side, grower.questions[split.question], finish(yes), finish(no))
+
+    trees = tuple(tuple(finish(node) for node in row) for row in roots)
+    return Tying(trees=trees, states=len(numbers))

@@ -1,0 +1,46 @@
+"""Words with their times, a line a word: recording, channel, start and length in s, word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.errors import UserError
+from unisono.speech.corpus.data_directory import read_lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A word and when it is said, in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+    def moved(self, seconds: float) -> Timed:
+        """The same, later."""
+        return Timed(word=self.word, start=self.start + seconds, end=self.end + seconds)
+
+
+def ctm_line(recording: str, channel: int, timed: Timed) -> str:
+    """A line of a CTM file; the channel counts from 1."""
+    length = timed.end - timed.start
+    return f"{recording} {channel} {timed.start:.4f} {length:.4f} {timed.word}\n"
+
+
+def read_ctm(path: Path) -> dict[str, list[Timed]]:
+    """Reads the words of each recording, in the order of the file.
+
+    Raises:
+        UserError: The file cannot be read, or a line is not a word with its times.
+    """
+    words: dict[str, list[Timed]] = {}
+    for line in read_lines(path):
+        try:
+            recording, _, start, length, word = line.split()[:5]
+            first = float(start)
+            timed = Timed(word=word, start=first, end=first + float(length))
+        except ValueError:
+            raise UserError(f"{path}: {line!r} is not a word with its times") from None
+        words.setdefault(recording, []).append(timed)
+    return words

@@ -1,0 +1,202 @@
+"""A Kaldi data directory: what is said in which piece of which audio, by whom."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from unisono.errors import UserError
+from unisono.speech.corpus.exclusions import Reason, SetAside
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Where an utterance lies in a recording."""
+
+    recording: str
+    start: float = 0.0
+    end: float | None = None
+    channel: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """One utterance.
+
+    Attributes:
+        id: Its name.
+        speaker: Who says it.
+        words: What is said; empty where nobody asked for transcripts.
+        recording: The name of the recording that holds it.
+        audio: The recording's file, or where its features are in an archive, or a command that
+            ends in `|` and writes either.
+        start: Where it begins in the recording, in seconds.
+        end: Where it ends, in seconds; None: with the recording.
+        channel: Which channel of the recording, from 0.
+        transcribed: Whether there is a transcript, be it an empty one.
+        speed: How many times as fast as it was recorded it is played, pitch and all.
+        volume: How many times as loud as it was recorded the network hears it.
+    """
+
+    id: str
+    speaker: str
+    words: tuple[str, ...]
+    recording: str
+    audio: str
+    start: float = 0.0
+    end: float | None = None
+    channel: int = 0
+    transcribed: bool = False
+    speed: float = 1.0
+    volume: float = 1.0
+
+    def at_speed(self, speed: float) -> Utterance:
+        """The same at another speed, by what sounds like another speaker."""
+        prefix = f"sp{speed:g}-"
+        return replace(self, id=prefix + self.id, speaker=prefix + self.speaker, speed=speed)
+
+    @property
+    def is_command(self) -> bool:
+        """Whether the audio comes from a command."""
+        return self.audio.endswith("|")
+
+
+def read_data(
+    folder: Path,
+    aside: SetAside,
+    *,
+    transcribed: bool,
+    allow_pipes: bool = False,
+    channel: int = 0,
+    features: bool = False,
+) -> list[Utterance]:
+    """Reads `wav.scp`, `utt2spk`, and where they are there or needed `segments` and `text`.
+
+    A path in wav.scp is taken from the folder of that file. Looks at no audio.
+
+    Args:
+        folder: The data directory.
+        aside: Takes the utterances that cannot be used.
+        transcribed: Whether utterances without a transcript are set aside.
+        allow_pipes: Whether wav.scp may hold commands.
+        channel: Which channel of recordings, where `segments` does not say.
+        features: Whether to read `feats.scp`, a line an utterance, instead of audio.
+
+    Returns:
+        The usable utterances, in the order of their names.
+
+    Raises:
+        UserError: A file is missing or is no text, or no utterance can be used.
+    """
+    if not folder.is_dir():
+        raise UserError(f"no data directory at {folder}")
+    source = "feats.scp" if features else "wav.scp"
+    recordings = _read_table(folder / source, aside)
+    if not (folder / "utt2spk").is_file():
+        raise UserError(
+            f"{folder} has no utt2spk: write a line an utterance, its name and its speaker "
+            "(where nobody knows the speakers, its name twice)"
+        )
+    speakers = _read_table(folder / "utt2spk", aside)
+    has_text = transcribed or (folder / "text").is_file()
+    texts = _read_table(folder / "text", aside) if has_text else {}
+    if (folder / "segments").is_file() and not features:
+        pieces = _read_segments(folder / "segments", aside)
+    else:
+        pieces = {name: _Piece(name) for name in recordings}
+    for name in texts:
+        if name not in pieces:
+            aside.add(name, Reason.NO_AUDIO, "it is in text only")
+    usable = []
+    for name, piece in sorted(pieces.items()):
+        audio = recordings.get(piece.recording, "")
+        words = tuple(texts.get(name, "").split())
+        if not audio:
+            aside.add(name, Reason.NO_AUDIO, f"{source} has nothing for {piece.recording}")
+        elif audio.endswith("|") and not allow_pipes:
+            aside.add(name, Reason.PIPE, audio)
+        elif not speakers.get(name, "").split():
+            aside.add(name, Reason.NO_SPEAKER)
+        elif transcribed and not words:
+            aside.add(name, Reason.NO_TEXT)
+        if name not in aside:
+            usable.append(
+                Utterance(
+                    id=name,
+                    speaker=speakers[name].split()[0],
+                    words=words,
+                    recording=piece.recording,
+                    audio=audio if audio.endswith("|") else str(folder / audio),
+                    start=piece.start,
+                    end=piece.end,
+                    channel=channel if piece.channel is None else piece.channel,
+                    transcribed=name in texts,
+                )
+            )
+    if not usable:
+        raise nothing_usable(folder, aside)
+    return usable
+
+
+def nothing_usable(folder: Path, aside: SetAside) -> UserError:
+    """The error for a data directory of which nothing is left."""
+    why = "; ".join(aside.summary()) or "it lists none"
+    return UserError(f"no usable utterance in {folder}: {why}")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Reads the lines of a text file, packed with gzip or not, that are not blank.
+
+    Raises:
+        UserError: The file is missing or is not UTF-8 text.
+    """
+    try:
+        content = path.read_bytes()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        text = content.decode("utf-8-sig")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"cannot unpack {path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    if "\0" in text:
+        raise UserError(f"{path} is not text: it holds a zero byte at {text.index(chr(0))}")
+    # Not splitlines: U+2028 and its kin may stand inside a word.
+    lines = (line.strip(" \t\r\f\v") for line in text.split("\n"))
+    return [line for line in lines if line.split()]
+
+
+def _read_table(path: Path, aside: SetAside) -> dict[str, str]:
+    """Reads lines of a name and its value; names with two values are set aside."""
+    table: dict[str, str] = {}
+    for line in read_lines(path):
+        name, *rest = line.split(maxsplit=1)
+        value = rest[0] if rest else ""
+        if table.setdefault(name, value) != value:
+            aside.add(name, Reason.DUPLICATE, f"in {path.name}")
+    return table
+
+
+def _read_segments(path: Path, aside: SetAside) -> dict[str, _Piece]:
+    pieces: dict[str, _Piece] = {}
+    for name, value in _read_table(path, aside).items():
+        try:
+            recording, first, last, *channel = value.split()
+            start, end, side = float(first), float(last), [int(number) for number in channel]
+            good = len(side) <= 1 and min(side, default=0) >= 0 and 0 <= start < math.inf
+            good = good and (end == -1 or start < end < math.inf)
+        except ValueError:
+            good = False
+        if good:
+            pieces[name] = _Piece(recording, start, None if end == -1 else end, *side)
+        else:
+            detail = f"not 'recording start end', and a channel if need be: {value!r}"
+            aside.add(name, Reason.SEGMENT, detail)
+    return pieces

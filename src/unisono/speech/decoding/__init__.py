@@ -1,0 +1,3 @@
+"""Decoding with a graph, tuning of its settings, and scoring."""
+
+from __future__ import annotations

@@ -1,0 +1,73 @@
+"""Features that were computed elsewhere, read from Kaldi archives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.speech.corpus.data_directory import Utterance
+from unisono.speech.corpus.exclusions import Reason
+from unisono.speech.features.audio import BadAudioError, run_command
+from unisono.speech.features.kaldi_archives import (
+    BadArchiveError,
+    Matrix,
+    Pointer,
+    read_matrix,
+    read_shape,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Reads the features of utterances whose `audio` points into an archive.
+
+    Attributes:
+        dimension: The numbers in a frame that are needed.
+        bands: Whether they are log energies of bands, or else cepstra.
+    """
+
+    dimension: int
+    bands: bool
+
+    def frames(self, utterance: Utterance) -> int:
+        """The utterance's frames, from the header of its matrix alone (0 for a command).
+
+        Raises:
+            BadAudioError: It cannot be used.
+        """
+        if utterance.is_command:
+            return 0
+        rows, columns = shape_of(utterance)
+        self._check(columns)
+        return rows
+
+    def read(self, utterance: Utterance) -> Matrix:
+        """The utterance's features, frames x dimensions.
+
+        Raises:
+            BadAudioError: They cannot be read.
+        """
+        try:
+            if utterance.is_command:
+                matrix = read_matrix(Pointer("", 0), run_command(utterance.audio[:-1]))
+            else:
+                matrix = read_matrix(Pointer.of(utterance.audio))
+        except BadArchiveError as error:
+            raise BadAudioError(Reason.UNREADABLE_FEATURES, str(error)) from None
+        self._check(matrix.shape[1])
+        return matrix
+
+    def _check(self, columns: int) -> None:
+        if columns != self.dimension:
+            raise BadAudioError(Reason.DIMENSION, f"{columns}, not {self.dimension}")
+
+
+def shape_of(utterance: Utterance) -> tuple[int, int]:
+    """Frames and dimensions of an utterance's features.
+
+    Raises:
+        BadAudioError: They cannot be read.
+    """
+    try:
+        return read_shape(Pointer.of(utterance.audio))
+    except BadArchiveError as error:
+        raise BadAudioError(Reason.UNREADABLE_FEATURES, str(error)) from None

@@ -1,0 +1,273 @@
+"""The decoding graph: states of phones, lexicon and language model in one transducer."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unisono.speech.alignment.state_tying import Tying
+from unisono.speech.alignment.topology import LEAVE, Topology
+from unisono.speech.corpus.lexicon import SILENCE, Lexicon
+from unisono.speech.dependencies import package
+from unisono.speech.graph.fst import Machine
+from unisono.speech.graph.language_model import BEGIN, END, Gram, Ngrams
+
+_NATURAL = math.log(10)
+
+Row = tuple[int, tuple[int, ...]]
+"""A phone and its states."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ingredients:
+    """What a graph is made of.
+
+    Attributes:
+        lexicon: Words and their phones.
+        language: The language model.
+        topology: The phones and the moves inside them.
+        tying: The states of phones between their neighbours.
+        silence: The probability of silence between words.
+    """
+
+    lexicon: Lexicon
+    language: Ngrams
+    topology: Topology
+    tying: Tying
+    silence: float
+
+    @property
+    def words(self) -> list[str]:
+        """The words by their labels in the graph; label 0 is none."""
+        return ["<eps>", *self.lexicon.words]
+
+    def fingerprint(self) -> str:
+        """The sha256 of everything that changes the graph."""
+        digest = hashlib.sha256()
+        for part in (
+            sorted(self.lexicon.entries.items()),
+            sorted(self.lexicon.shares.items()),
+            [sorted(table.items()) for table in self.language.tables],
+            self.topology.phones,
+            self.tying.to_json(),
+            self.silence,
+        ):
+            digest.update(repr(part).encode())
+        digest.update(self.topology.moves.tobytes())
+        return digest.hexdigest()
+
+
+def cached_graph(ingredients: Ingredients, folder: Path) -> Machine:
+    """Builds a graph, or reads it from a folder where it was built before."""
+    path = folder / f"{ingredients.fingerprint()[:32]}.fst"
+    if path.is_file():
+        return Machine.read(path)
+    machine = build_graph(ingredients)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    machine.write(partial)
+    os.replace(partial, path)
+    return machine
+
+
+def penalised(machine: Machine, penalty: float) -> Machine:
+    """The same with a price on every word."""
+    dearer = machine.weight + np.where(machine.output > 0, np.float32(penalty), np.float32(0))
+    return replace(machine, weight=dearer)
+
+
+def build_graph(ingredients: Ingredients) -> Machine:
+    """Builds the graph: input label = state + 1, output label = place in `words`.
+
+    Lexicon and language model are composed, determinised and minimised as transducers from
+    phones to words; extra symbols keep homophones apart until that is done. Where states depend
+    on neighbours, phones are replaced by phones in context, those with the same states are
+    given one label, and the result is determinised and minimised again. Then each label's arcs
+    are replaced by its states: an arc into a state reads a frame in that state. Arcs with the
+    same label that end in the same place share their states.
+    """
+    kaldifst = package("kaldifst")
+    phones = len(ingredients.topology.phones)
+    with tempfile.TemporaryDirectory(prefix="unisono-graph-") as folder:
+        scratch = Path(folder) / "machine.fst"
+        left = _load(_lexicon(ingredients), scratch)
+        right = _load(_grammar(ingredients), scratch)
+        kaldifst.arcsort(left, "olabel")
+        kaldifst.arcsort(right, "ilabel")
+        both = kaldifst.StdVectorFst(kaldifst.compose(left, right))
+        kaldifst.determinize_star(both, use_log=True)
+        kaldifst.minimize_encoded(both)
+        rows: list[Row] = [(p, ingredients.tying.row(0, p, 0)) for p in range(phones)]
+        if ingredients.tying.contextual:
+            both, rows = _in_context(both, ingredients, scratch)
+        both.write(str(scratch))
+        return _expand(Machine.read(scratch), rows, ingredients.topology)
+
+
+def _load(machine: Machine, scratch: Path) -> Any:
+    machine.write(scratch)
+    return package("kaldifst").StdVectorFst.read(str(scratch))
+
+
+def _in_context(fst: Any, ingredients: Ingredients, scratch: Path) -> tuple[Any, list[Row]]:
+    """From phones to phones in context; returns what each label of the result stands for."""
+    kaldifst = package("kaldifst")
+    phones = len(ingredients.topology.phones)
+    fst.write(str(scratch))
+    used = np.unique(Machine.read(scratch).input)
+    extra = [int(label) for label in used if label > phones]
+    fst, windows = kaldifst.compose_context(extra, 3, 1, fst)
+    fst.write(str(scratch))
+    machine = Machine.read(scratch)
+    known: dict[Row, int] = {}
+    labels = np.zeros(len(windows), dtype=np.int64)
+    others = []
+    for number, window in enumerate(windows):
+        if len(window) == 3:
+            # Beyond either end of an utterance lies silence, phone 0.
+            before, phone, after = (max(label - 1, 0) for label in window)
+            row = phone, ingredients.tying.row(before, phone, after)
+            labels[number] = known.setdefault(row, len(known) + 1)
+        elif window and window[0] != 0:
+            others.append(number)
+    labels[others] = len(known) + 1 + np.arange(len(others))
+    fst = _load(replace(machine, input=labels[machine.input]), scratch)
+    # Not in the log semiring: it would add up ways that the decoder takes the best of.
+    kaldifst.determinize_star(fst)
+    kaldifst.minimize_encoded(fst)
+    return fst, list(known)
+
+
+def _lexicon(ingredients: Ingredients) -> Machine:
+    """Phones to words, any number of them, with optional silence around each.
+
+    State 1 is between words, 0 the start, 2 and 3 before and after silence. Extra symbols on
+    the phone side: one for the language model's back-off, one after optional silence, and
+    further ones after pronunciations that several words share or that begin another one.
+    """
+    phones = {name: label for label, name in enumerate(ingredients.topology.phones, start=1)}
+    words = {word: label for label, word in enumerate(ingredients.words)}
+    back_off, quiet, extra = (len(phones) + k for k in (1, 2, 3))
+    with_silence = -math.log(ingredients.silence)
+    without = -math.log1p(-ingredients.silence)
+    arcs = [
+        (0, 1, 0, 0, without),
+        (0, 2, 0, 0, with_silence),
+        (2, 3, phones[SILENCE], 0, 0.0),
+        (3, 1, quiet, 0, 0.0),
+        (1, 1, back_off, len(words), 0.0),
+    ]
+    said = [(p, w) for w, variants in ingredients.lexicon.entries.items() for p in variants]
+    times = Counter(pronunciation for pronunciation, _ in said)
+    begun = {p[:n] for p in times for n in range(1, len(p))}
+    given: Counter[tuple[str, ...]] = Counter()
+    states = 4
+    for pronunciation, word in said:
+        labels = [phones[phone] for phone in pronunciation]
+        if times[pronunciation] > 1 or pronunciation in begun:
+            labels.append(extra + given[pronunciation])
+            given[pronunciation] += 1
+        at, output = 1, words[word]
+        cost = -math.log(ingredients.lexicon.shares.get((word, pronunciation), 1.0))
+        for label in labels[:-1]:
+            arcs.append((at, states, label, output, cost))
+            at, output, cost = states, 0, 0.0
+            states += 1
+        arcs.append((at, 1, labels[-1], output, cost + without))
+        arcs.append((at, 2, labels[-1], output, cost + with_silence))
+    return Machine.of(arcs, [0.0 if state == 1 else math.inf for state in range(states)])
+
+
+def _grammar(ingredients: Ingredients) -> Machine:
+    """The language model as an acceptor: a state a history, arcs to shorter ones for back-off."""
+    words = {word: label for label, word in enumerate(ingredients.words)}
+    tables = ingredients.language.within(ingredients.lexicon.words).tables
+    histories: dict[Gram, int] = {(): 0}
+    for table in tables[1:]:
+        for gram in table:
+            histories.setdefault(gram[:-1], len(histories))
+
+    def nearest(gram: Gram) -> int:
+        while gram not in histories:
+            gram = gram[1:]
+        return histories[gram]
+
+    final = [math.inf] * len(histories)
+    arcs = []
+    for table in tables:
+        for gram, (value, _) in table.items():
+            state = histories.get(gram[:-1])
+            if state is None or gram[-1] == BEGIN:
+                continue
+            if gram[-1] == END:
+                final[state] = -_NATURAL * value
+            else:
+                label = words[gram[-1]]
+                arcs.append((state, nearest(gram), label, label, -_NATURAL * value))
+    for gram, state in histories.items():
+        if gram:
+            backoff = tables[len(gram) - 1].get(gram, (0.0, 0.0))[1]
+            arcs.append((state, nearest(gram[1:]), len(words), 0, -_NATURAL * backoff))
+    return Machine.of(arcs, final, start=nearest((BEGIN,)))
+
+
+def _expand(machine: Machine, rows: list[Row], topology: Topology) -> Machine:
+    """Puts states in the place of each label's arcs, and takes extra symbols away."""
+    costs = -topology.scores()
+    spoken = (machine.input > 0) & (machine.input <= len(rows))
+    label = machine.input[spoken] - 1
+    phones = np.array([phone for phone, _ in rows])
+    entered = np.array([states[0] for _, states in rows])
+    pairs, which = np.unique(np.stack([label, machine.target[spoken]]), axis=1, return_inverse=True)
+    sizes = np.diff(topology.first)[phones[pairs[0]]]
+    base = len(machine.final) + np.cumsum(sizes) - sizes
+    silent = np.zeros(int((~spoken).sum()), dtype=np.int64)
+    pieces = [
+        (
+            machine.source[spoken],
+            base[which.ravel()],
+            entered[label] + 1,
+            machine.output[spoken],
+            machine.weight[spoken],
+        ),
+        (
+            machine.source[~spoken],
+            machine.target[~spoken],
+            silent,
+            machine.output[~spoken],
+            machine.weight[~spoken],
+        ),
+    ]
+    order = np.argsort(pairs[0], kind="stable")
+    ends = np.searchsorted(pairs[0][order], np.arange(len(rows) + 1))
+    for number, (phone, states) in enumerate(rows):
+        mine = order[ends[number] : ends[number + 1]]
+        first, after = base[mine], pairs[1, mine]
+        none = np.zeros(len(mine), dtype=np.int64)
+        for i, j in np.argwhere(topology.moves[phone] > 0).tolist():
+            read = none if j == LEAVE else none + states[j] + 1
+            target = after if j == LEAVE else first + j
+            weight = np.full(len(mine), costs[phone, i, j], dtype=np.float32)
+            pieces.append((first + i, target, read, none, weight))
+    source, target, read, written, weight = (
+        np.concatenate(column) for column in zip(*pieces, strict=True)
+    )
+    inner = np.full(int(sizes.sum()), np.inf, dtype=np.float32)
+    return Machine(
+        start=machine.start,
+        final=np.concatenate([machine.final, inner]),
+        source=source,
+        target=target,
+        input=read,
+        output=written,
+        weight=weight.astype(np.float32),
+    )

@@ -1,0 +1,105 @@
+"""From a data directory and alignments made elsewhere to a PREP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from unisono.data import Prep, hold_out, write_prep
+from unisono.errors import UserError
+from unisono.speech.alignment.transcript_graph import Ints
+from unisono.speech.corpus.data_directory import nothing_usable, read_lines
+from unisono.speech.corpus.exclusions import Reason, SetAside
+from unisono.speech.features.kaldi_archives import (
+    BadArchiveError,
+    Pointer,
+    index_archive,
+    read_vector,
+)
+from unisono.speech.prepare import Preparation, corpus_of, hear_all, scratch_beside
+from unisono.speech.validation import check_data
+
+# A state beyond this is taken for garbage: tables of all states are made.
+_MOST_STATES = 1_000_000
+
+
+def prepare_given(
+    data: Path, alignments: Path, out: Path, how: Preparation, say: Callable[[str], None]
+) -> Prep:
+    """Makes a PREP whose states are those of given alignments; it can be trained on.
+
+    What the states are is known elsewhere only, so there is nothing to decode with.
+
+    Args:
+        data: A Kaldi data directory; it needs no `text`.
+        alignments: A state a frame for each utterance: an .scp file, or else an archive.
+        out: The PREP to make.
+        how: The settings; those of Gaussians, tying and language are not used.
+        say: Takes lines that tell what happens.
+
+    Raises:
+        UserError: `out` exists, an input cannot be read, or nothing usable is left.
+    """
+    if os.path.lexists(out):
+        raise UserError(f"{out} exists already: choose another place or remove it first")
+    if how.perturb:
+        raise UserError("--perturb cannot be used with --alignments: copies have none")
+    pointers = _index(alignments)
+    checked = check_data(data, how.intake, None, stored=how.stored())
+    aside = checked.aside
+    say(f"{len(checked.utterances)} utterances can be used, {len(pointers)} are aligned")
+    heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
+    with scratch_beside(out) as scratch:
+        kept = []
+        for utterance, heard in hear_all(checked, heldout, how, scratch, say):
+            states = _states(utterance.id, len(heard.network), pointers, aside)
+            if states is not None:
+                kept.append((utterance, heard, states))
+        for line in aside.summary():
+            say(line)
+        if all(utterance.speaker in heldout for utterance, _, _ in kept):
+            raise nothing_usable(data, aside)
+        count = 1 + max(int(states.max()) for _, _, states in kept)
+        facts = {**how.facts(), "alignments": str(alignments)}
+        files = {"set_aside.txt": aside.text().encode()}
+        corpus = corpus_of(data, kept, heldout, count, scratch)
+        return write_prep(out, corpus, facts, beside=files)
+
+
+def _index(path: Path) -> Mapping[str, Pointer]:
+    """Where the alignment of each utterance is."""
+    try:
+        if path.suffix != ".scp":
+            return dict(index_archive(path))
+        pointers = {}
+        for line in read_lines(path):
+            name, *rest = line.split(maxsplit=1)
+            if not rest or rest[0].endswith("|"):
+                raise UserError(f"{path}: {line!r} does not point into an archive")
+            pointers[name] = Pointer.of(str(path.parent / rest[0]))
+        return pointers
+    except BadArchiveError as error:
+        raise UserError(str(error)) from None
+
+
+def _states(
+    name: str, frames: int, pointers: Mapping[str, Pointer], aside: SetAside
+) -> Ints | None:
+    if name not in pointers:
+        aside.add(name, Reason.NO_ALIGNMENT, "there is none")
+        return None
+    try:
+        states = read_vector(pointers[name]).astype(np.int64)
+    except BadArchiveError as error:
+        aside.add(name, Reason.NO_ALIGNMENT, str(error))
+        return None
+    if len(states) != frames:
+        aside.add(name, Reason.NO_ALIGNMENT, f"{len(states)} states for {frames} frames")
+        return None
+    if states.min() < 0 or states.max() >= _MOST_STATES:
+        aside.add(name, Reason.NO_ALIGNMENT, f"states from {states.min()} to {states.max()}")
+        return None
+    return states

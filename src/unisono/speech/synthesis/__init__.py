@@ -1,0 +1,3 @@
+"""Synthesised corpora: phrases spoken by espeak-ng, with noise."""
+
+from __future__ import annotations
