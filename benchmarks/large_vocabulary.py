@@ -17,13 +17,13 @@ import time
 
 import numpy as np
 
-from unisono.speech.alignment.state_tying import Ask, Node, Side, Tying
-from unisono.speech.alignment.topology import FEWEST_FRAMES, Topology
+from unisono.speech.alignment.decision_tree import Node, Question, Side, StateTying
+from unisono.speech.alignment.topology import MIN_PHONE_FRAMES, Topology
 from unisono.speech.corpus.lexicon import Lexicon
 from unisono.speech.decoding.decoder import Decoder
 from unisono.speech.decoding.scoring import count_errors
-from unisono.speech.graph.decoding_graph import Ingredients, build_graph
-from unisono.speech.graph.language_model import estimate
+from unisono.speech.graph.decoding_graph import GraphInputs, build_graph
+from unisono.speech.graph.language_model import estimate_ngrams
 
 _PHONES = 40
 _SHIFT_S = 0.01
@@ -61,10 +61,10 @@ def make_text(words: int, sentences: int, random: np.random.Generator) -> list[t
     return text
 
 
-def make_tying(topology: Topology, states: int, random: np.random.Generator) -> Tying:
+def make_tying(topology: Topology, states: int, random: np.random.Generator) -> StateTying:
     """Trees of random questions, about so many leaves in all."""
     sizes = np.diff(topology.first)
-    trees = int((sizes[sizes == FEWEST_FRAMES]).sum())
+    trees = int((sizes[sizes == MIN_PHONE_FRAMES]).sum())
     depth = int(np.log2(max(states / trees, 1)))
     numbers = iter(range(10**9))
 
@@ -73,23 +73,23 @@ def make_tying(topology: Topology, states: int, random: np.random.Generator) -> 
             return next(numbers)
         side = Side.LEFT if random.random() < 0.5 else Side.RIGHT
         chosen = random.choice(len(sizes), size=len(sizes) // 3, replace=False)
-        return Ask(side, frozenset(chosen.tolist()), grow(levels - 1), grow(levels - 1))
+        return Question(side, frozenset(chosen.tolist()), grow(levels - 1), grow(levels - 1))
 
     rows = tuple(
-        tuple(grow(depth if size == FEWEST_FRAMES else 0) for _ in range(size)) for size in sizes
+        tuple(grow(depth if size == MIN_PHONE_FRAMES else 0) for _ in range(size)) for size in sizes
     )
-    return Tying(trees=rows, states=next(numbers))
+    return StateTying(trees=rows, states=next(numbers))
 
 
 def make_loglikes(
-    words: tuple[str, ...], made: Ingredients, gain: float, random: np.random.Generator
+    words: tuple[str, ...], made: GraphInputs, gain: float, random: np.random.Generator
 ) -> np.ndarray:
     """Log-likelihoods along a path through some words, between silences."""
     numbers = {phone: n for n, phone in enumerate(made.topology.phones)}
     said = [0, *(numbers[p] for w in words for p in made.lexicon.entries[w][0]), 0]
     path: list[int] = []
     for left, phone, right in zip([0, *said], said, [*said[1:], 0], strict=False):
-        for state in made.tying.row(left, phone, right):
+        for state in made.tying.states_of(left, phone, right):
             path += [state] * int(random.integers(1, 5))
     loglikes = random.normal(0, _NOISE, (len(path), made.tying.states)).astype(np.float32)
     loglikes[np.arange(len(path)), path] += gain
@@ -108,11 +108,11 @@ def main() -> None:
     random = np.random.default_rng(0)
     lexicon = make_lexicon(options.words, random)
     text = make_text(options.words, options.sentences, random)
-    language = estimate(text, lexicon.words, 2)
-    topology = Topology.start(lexicon.phones)
+    language = estimate_ngrams(text, lexicon.words, 2)
+    topology = Topology.initial(lexicon.phones)
     tying = make_tying(topology, options.states, random)
-    made = Ingredients(
-        lexicon=lexicon, language=language, topology=topology, tying=tying, silence=0.5
+    made = GraphInputs(
+        lexicon=lexicon, language_model=language, topology=topology, tying=tying, silence=0.5
     )
     print(
         f"{options.words} words, {len(language.tables[1])} bigrams, {_PHONES} phones, "

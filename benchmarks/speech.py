@@ -38,8 +38,8 @@ import numpy as np
 from unisono.config import load
 from unisono.pool.order import Order
 from unisono.runs.directory import write_atomically
-from unisono.speech.prepare import Preparation, Tie, prepare
-from unisono.training.decode import Decoding, decode
+from unisono.speech.prepare import PrepareOptions, TyingMethod, prepare
+from unisono.training.decode import DecodeOptions, decode
 from unisono.training.train import train
 
 _REPLICATIONS = 2000
@@ -54,14 +54,14 @@ class System:
     `config` is a file of keys, which `sets` go over.
     """
 
-    preparation: Preparation
+    preparation: PrepareOptions
     sets: tuple[str, ...] | None = None
     config: Path | None = None
 
 
-_MONO = Preparation(tying=Tie.NONE)
-_TIED = Preparation()
-_SPEEDS = Preparation(perturb=True)
+_MONO = PrepareOptions(tying=TyingMethod.NONE)
+_TIED = PrepareOptions()
+_SPEEDS = PrepareOptions(perturb=True)
 
 _WIDE = ("network.context=8", "network.dropout=0.2", "rate.end=0.02")
 _TDNN = Path(__file__).parents[1] / "examples" / "small_corpus.toml"
@@ -180,13 +180,13 @@ def check_folds(corpus: Path, out: Path, results: Sequence[Result]) -> None:
             raise SystemExit(f"{out} has results of other folds or data: choose another --out")
 
 
-def prep_of(out: Path, fold: int, how: Preparation) -> Path:
+def prep_of(out: Path, fold: int, how: PrepareOptions) -> Path:
     """Where a fold is prepared in a certain way; systems with the same way share it."""
     kind = how.tying.value + ("-speeds" if how.perturb else "")
     return out / f"prep-{fold}-{kind}"
 
 
-def make_prep(corpus: Path, out: Path, fold: int, how: Preparation) -> None:
+def make_prep(corpus: Path, out: Path, fold: int, how: PrepareOptions) -> None:
     """Prepares a fold."""
     data = data_of(corpus, out, fold)
     log = prep_of(out, fold, how).with_suffix(".log").open("w")
@@ -219,7 +219,7 @@ def work(corpus: Path, out: Path, job: Job, processes: int) -> Result:
         facts["accuracy"] = summary.validation_accuracy or 0.0
         facts["train_s"] = time.monotonic() - begun
     data = data_of(corpus, out, job.fold) / "test"
-    score = decode(place, data, out / f"decoded-{name}", Decoding(processes=processes), _quiet)
+    score = decode(place, data, out / f"decoded-{name}", DecodeOptions(processes=processes), _quiet)
     assert score is not None
     chosen = json.loads((out / f"decoded-{name}" / "score.json").read_text())
     facts["scale"], facts["price"] = chosen["acoustic_scale"], chosen["insertion_penalty"]
@@ -344,7 +344,7 @@ class Task:
     """A fold to prepare (`job` None), or a job that needs it prepared."""
 
     fold: int
-    how: Preparation
+    how: PrepareOptions
     job: Job | None = None
 
 
@@ -383,7 +383,7 @@ class Bench:
     def _results(self) -> list[Result]:
         return list(self._done.values())
 
-    def _missing(self, how: Preparation, jobs: Sequence[Job]) -> list[Task]:
+    def _missing(self, how: PrepareOptions, jobs: Sequence[Job]) -> list[Task]:
         """What those jobs need that are not done, then they themselves."""
         left = [job for job in jobs if job not in self._done]
         return [Task(job.fold, how) for job in left] + [Task(job.fold, how, job) for job in left]

@@ -11,12 +11,20 @@ from tones import RATE, write_tones
 
 from unisono.data import Part, Prep
 from unisono.errors import UserError
+from unisono.speech.alignment.topology import Topology
 from unisono.speech.corpus.ctm import read_ctm
-from unisono.speech.corpus.lexicon import Oov
-from unisono.speech.decoding.assets import Kit
-from unisono.speech.features.extractors import Features, fbank
-from unisono.speech.prepare import Preparation, Tie, prepare
-from unisono.speech.validation import Intake
+from unisono.speech.corpus.lexicon import Lexicon, Oov
+from unisono.speech.decoding.assets import DecodingAssets
+from unisono.speech.features.extractors import FeatureType, fbank
+from unisono.speech.graph.language_model import BEGIN, END
+from unisono.speech.prepare import (
+    PrepareOptions,
+    TyingMethod,
+    monophone_gaussians,
+    prepare,
+    scratch_directory,
+)
+from unisono.speech.validation import InputOptions
 
 Times = dict[str, list[tuple[str, float]]]
 
@@ -26,9 +34,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Times, Prep, l
     folder = tmp_path_factory.mktemp("tones")
     times = write_tones(folder / "data", speakers=6, utterances=8, seed=1)
     lines: list[str] = []
-    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60)
+    options = PrepareOptions(tying=TyingMethod.NONE, heldout=0.2, gaussians=60)
     prep = prepare(
-        folder / "data", folder / "data" / "lexicon.txt", folder / "prep", how, lines.append
+        folder / "data", folder / "data" / "lexicon.txt", folder / "prep", options, lines.append
     )
     return folder, times, prep, lines
 
@@ -51,8 +59,8 @@ def test_a_prep_that_train_can_read(made: tuple[Path, Times, Prep, list[str]]) -
 
 def test_word_starts_are_where_they_are(made: tuple[Path, Times, Prep, list[str]]) -> None:
     _, times, prep, _ = made
-    kit = Kit.read(prep.path)
-    silent = kit.acoustic.topology.first[1]
+    assets = DecodingAssets.read(prep.path)
+    silent = assets.gmm_hmm.topology.first[1]
     found = read_ctm(prep.path / "words.ctm")
     assert sorted(found) == prep.table.id
     errors = []
@@ -70,23 +78,27 @@ def test_word_starts_are_where_they_are(made: tuple[Path, Times, Prep, list[str]
 
 
 def test_the_kit_comes_back(made: tuple[Path, Times, Prep, list[str]]) -> None:
-    kit = Kit.read(made[2].path)
-    assert kit.features is Features.FBANK and kit.rate == RATE
-    assert kit.lexicon.entries["io"] == [("I", "O"), ("I", "U")]
-    assert 0.2 < kit.acoustic.silence < 0.9
-    assert kit.sample is not None and len(kit.sample.words) == 8
-    assert len(kit.sample.network) == kit.sample.starts[-1] == len(kit.sample.gaussian)
-    assert abs(kit.sample.network.mean()) < 0.01
-    assert kit.language.order == 2
+    assets = DecodingAssets.read(made[2].path)
+    assert assets.features is FeatureType.FBANK and assets.rate == RATE
+    assert assets.lexicon.entries["io"] == [("I", "O"), ("I", "U")]
+    assert 0.2 < assets.gmm_hmm.silence < 0.9
+    assert assets.tuning_set is not None and len(assets.tuning_set.words) == 8
+    assert (
+        len(assets.tuning_set.network)
+        == assets.tuning_set.starts[-1]
+        == len(assets.tuning_set.gaussian)
+    )
+    assert abs(assets.tuning_set.network.mean()) < 0.01
+    assert assets.language_model.order == 2
 
 
 def test_speeds_are_other_speakers_and_leave_the_text_alone(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
     folder, times, plain, _ = made
-    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, perturb=True)
+    options = PrepareOptions(tying=TyingMethod.NONE, heldout=0.2, gaussians=60, perturb=True)
     prep = prepare(
-        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", options, lambda _: None
     )
     assert len(prep.table.speakers) == 5 * 3 + 1
     assert len(prep.utterances_of(Part.HELDOUT)) == 8
@@ -105,9 +117,9 @@ def test_a_volume_is_an_offset_for_the_network_alone(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
     folder, times, plain, _ = made
-    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, volume=True)
+    options = PrepareOptions(tying=TyingMethod.NONE, heldout=0.2, gaussians=60, volume=True)
     lexicon = folder / "data" / "lexicon.txt"
-    prep = prepare(folder / "data", lexicon, tmp_path / "prep", how, lambda _: None)
+    prep = prepare(folder / "data", lexicon, tmp_path / "prep", options, lambda _: None)
     np.testing.assert_array_equal(prep.states, plain.states)
     factors = []
     for u in range(len(times)):
@@ -126,12 +138,12 @@ def test_a_tree_may_only_add_states(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
     folder, _, plain, _ = made
-    how = Preparation(heldout=0.2, gaussians=60, states=30)
+    options = PrepareOptions(heldout=0.2, gaussians=60, states=30)
     prep = prepare(
-        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", options, lambda _: None
     )
     assert plain.header.states <= prep.header.states <= 30
-    assert Kit.read(prep.path).acoustic.tying.states == prep.header.states
+    assert DecodingAssets.read(prep.path).gmm_hmm.tying.states == prep.header.states
     assert set(np.unique(prep.states)) <= set(range(prep.header.states))
 
 
@@ -143,16 +155,24 @@ def test_utterances_with_unknown_words_are_trained_on(tmp_path: Path) -> None:
     lacking = [line.split()[0] for line in text if "yeu" in line]
     preps = {}
     for oov in Oov:
-        how = Preparation(intake=Intake(oov=oov), tying=Tie.NONE, heldout=0.25, gaussians=40)
+        options = PrepareOptions(
+            inputs=InputOptions(oov=oov), tying=TyingMethod.NONE, heldout=0.25, gaussians=40
+        )
         lines: list[str] = []
-        preps[oov] = prepare(tmp_path / "data", lexicon, tmp_path / oov.value, how, lines.append)
+        preps[oov] = prepare(
+            tmp_path / "data", lexicon, tmp_path / oov.value, options, lines.append
+        )
         assert any(f"in {len(lacking)} of 16 utterances" in s for s in lines) == (oov is Oov.MAP)
     kept, skipped = preps[Oov.MAP], preps[Oov.SKIP]
     assert 0 < len(lacking) < 16 and len(kept.table.id) == 16
     assert set(kept.table.id) - set(skipped.table.id) == set(lacking)
     # Noise has five states, and only where something is trained as noise.
     assert kept.header.states == skipped.header.states + 5
-    words = {timed.word for said in read_ctm(kept.path / "words.ctm").values() for timed in said}
+    words = {
+        timed_word.word
+        for said in read_ctm(kept.path / "words.ctm").values()
+        for timed_word in said
+    }
     assert words == {"aeo", "uya", "io", "<unk>"}
 
 
@@ -161,9 +181,9 @@ def test_the_same_again_and_with_two_processes(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
     folder, _, prep, _ = made
-    how = Preparation(tying=Tie.NONE, heldout=0.2, gaussians=60, processes=2)
+    options = PrepareOptions(tying=TyingMethod.NONE, heldout=0.2, gaussians=60, processes=2)
     again = prepare(
-        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", how, lambda _: None
+        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", options, lambda _: None
     )
     assert again.fingerprint == prep.fingerprint
 
@@ -171,18 +191,63 @@ def test_the_same_again_and_with_two_processes(
 def test_what_exists_is_not_overwritten(made: tuple[Path, Times, Prep, list[str]]) -> None:
     folder, _, prep, _ = made
     with pytest.raises(UserError, match="exists already"):
-        prepare(folder / "data", folder / "data" / "lexicon.txt", prep.path, Preparation(), print)
+        prepare(
+            folder / "data", folder / "data" / "lexicon.txt", prep.path, PrepareOptions(), print
+        )
 
 
 def test_a_broken_kit_is_one_line(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="prepare DATA"):
-        Kit.read(tmp_path)
+        DecodingAssets.read(tmp_path)
     (tmp_path / "speech").mkdir()
     for file in (made[2].path / "speech").iterdir():
         (tmp_path / "speech" / file.name).write_bytes(file.read_bytes())
     (tmp_path / "speech" / "gaussians.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="broken") as caught:
-        Kit.read(tmp_path)
+        DecodingAssets.read(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_phones_that_nobody_says_are_never_found(tmp_path: Path) -> None:
+    write_tones(tmp_path / "data", speakers=3, utterances=4, seed=4)
+    lexicon = tmp_path / "data" / "lexicon.txt"
+    strange = "qa Q A\naeo Q\n!SIL SIL\n<unk> SPN\n"  # a word, another way to say one, noise
+    lexicon.write_text(lexicon.read_text() + strange)
+    lines: list[str] = []
+    options = PrepareOptions(heldout=0.3, gaussians=30, tying=TyingMethod.NONE)
+    assets = DecodingAssets.read(
+        prepare(tmp_path / "data", lexicon, tmp_path / "p", options, lines.append).path
+    )
+    assert assets.lexicon.entries["aeo"] == [("A", "E", "O")]
+    assert set(assets.lexicon.entries) == {"aeo", "uya", "io", "yeu", "!SIL"}
+    assert {word for (word,) in assets.language_model.tables[0]} == {
+        "aeo",
+        "uya",
+        "io",
+        "yeu",
+        BEGIN,
+        END,
+    }
+    assert "Q" in assets.gmm_hmm.topology.phones  # the states of the PREP stay as they are
+    assert any("2 words cannot be found, as <unk>" in line for line in lines)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_work_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match="cannot write to"),
+        scratch_directory(tmp_path / "file" / "prep"),
+    ):
+        pass
+    with scratch_directory(tmp_path / "new" / "prep") as scratch:
+        (scratch / "some").write_text("thing")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_many_phones_have_more_than_a_gaussian_a_state() -> None:
+    few = Lexicon(entries={"yes": [("Y", "E", "S")]})
+    assert monophone_gaussians(few) == 1000
+    tones = Lexicon(entries={f"w{n}": [(f"A{n}", f"B{n}")] for n in range(200)})
+    assert monophone_gaussians(tones) > 3 * Topology.initial(tones.phones).states

@@ -21,10 +21,10 @@ from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError
 from unisono.models import build
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.prepare import Preparation, prepare
+from unisono.speech.prepare import PrepareOptions, prepare
 from unisono.training.builders import shape_of, source_of
-from unisono.training.decode import Decoding, decode
-from unisono.training.network import Network
+from unisono.training.decode import DecodeOptions, decode
+from unisono.training.network import TrainedNetwork
 from unisono.training.train import train
 
 QUICK = ["minibatch=128", "network.hidden=[64]", "epochs=4"]
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tones")
     write_tones(place / "train", speakers=8, utterances=6, seed=1)
     write_tones(place / "test", speakers=2, utterances=6, seed=2)
-    how = Preparation(heldout=0.2, gaussians=60)
+    how = PrepareOptions(heldout=0.2, gaussians=60)
     lexicon = place / "train" / "lexicon.txt"
     prepare(place / "train", lexicon, place / "prep", how, lambda _: None)
     train(load(None, QUICK, {"prep": str(place / "prep")}), place / "run")
@@ -47,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_words_are_found(place: Path, tmp_path: Path, model: str) -> None:
     lines: list[str] = []
     out = tmp_path / "out"
-    score = decode(place / model, place / "test", out, Decoding(), lines.append)
+    score = decode(place / model, place / "test", out, DecodeOptions(), lines.append)
     assert score is not None and score.errors.rate < 0.05
     facts = json.loads((out / "score.json").read_text())
     assert facts["model"] in (("monophone", "triphone") if model == "prep" else ("network",))
@@ -67,7 +67,7 @@ def test_models_of_chunks_find_words(place: Path, tmp_path: Path, model: str) ->
     sets = [*QUICK, "network.left=10", "network.right=10", "rate.start=0.1", "threads=1"]
     run = tmp_path / "run"
     train(load(None, sets, {"prep": str(place / "prep"), "model": model}), run)
-    score = decode(run, place / "test", tmp_path / "out", Decoding(), lambda _: None)
+    score = decode(run, place / "test", tmp_path / "out", DecodeOptions(), lambda _: None)
     assert score is not None and score.errors.rate < 0.1
 
 
@@ -81,7 +81,7 @@ def test_whole_utterances_are_heard_as_in_training(place: Path, tmp_path: Path, 
     write_atomically(run.model, save(built.state_dict()))
     described = {"model": model, **shape, "context": 3, "chunk": 32, "prep": ""}
     write_atomically(run.model_description, json.dumps(described).encode())
-    network = Network(run)
+    network = TrainedNetwork(run)
     trained = source_of(config, prep, Part.TRAIN, built, None)
     plain = FrameSource(prep, Part.TRAIN, context=0)
     for utterance in (0, 5):
@@ -100,11 +100,13 @@ def test_whole_utterances_are_heard_as_in_training(place: Path, tmp_path: Path, 
 def test_a_run_is_decoded_without_its_prep_and_remembers_what_it_tuned(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode(place / "run", place / "test", tmp_path / "a", Decoding(order=1), lambda _: None)
+    decode(place / "run", place / "test", tmp_path / "a", DecodeOptions(order=1), lambda _: None)
     (place / "prep").rename(place / "away")
     try:
         monkeypatch.setattr("unisono.training.decode.build_graph", lambda _: pytest.fail("again"))
-        decode(place / "run", place / "test", tmp_path / "b", Decoding(order=1), lambda _: None)
+        decode(
+            place / "run", place / "test", tmp_path / "b", DecodeOptions(order=1), lambda _: None
+        )
     finally:
         (place / "away").rename(place / "prep")
     texts = [(tmp_path / name / "score.json").read_text() for name in "ab"]
@@ -116,7 +118,7 @@ def test_an_arpa_file_of_the_users_own(place: Path, tmp_path: Path) -> None:
     entries = "".join(f"-0.8 {word} -0.1\n" for word in ("</s>", "io", "other", "uya"))
     arpa.write_text(f"\\data\\\nngram 1=5\n\n\\1-grams:\n-99 <s> 0\n{entries}\\end\\\n")
     out = tmp_path / "out"
-    how = Decoding(language=arpa)
+    how = DecodeOptions(language_model=arpa)
     assert decode(place / "run", place / "test", out, how, lambda _: None) is not None
     found = {word for line in (out / "hyp.txt").open() for word in line.split()[1:]}
     assert found == {"io", "uya"}
@@ -132,7 +134,7 @@ def test_a_model_of_everybody_tunes_on_nobody(place: Path, tmp_path: Path) -> No
     assert summary.validation_logprob is None
     assert not (tmp_path / "all" / "speech" / "heldout.npz").exists()
     lines: list[str] = []
-    score = decode(tmp_path / "all", place / "test", tmp_path / "a", Decoding(), lines.append)
+    score = decode(tmp_path / "all", place / "test", tmp_path / "a", DecodeOptions(), lines.append)
     assert score is not None and score.errors.rate < 0.05
     assert any("not tuned" in line for line in lines)
     facts = json.loads((tmp_path / "a" / "score.json").read_text())
@@ -141,11 +143,11 @@ def test_a_model_of_everybody_tunes_on_nobody(place: Path, tmp_path: Path) -> No
     (tmp_path / "like").mkdir()
     settings = {"acoustic_scale": 0.2, "insertion_penalty": -1.5}
     (tmp_path / "like" / "score.json").write_text(json.dumps(settings))
-    how = Decoding(like=tmp_path / "like")
+    how = DecodeOptions(like=tmp_path / "like")
     decode(tmp_path / "all", place / "test", tmp_path / "b", how, lines.append)
     assert json.loads((tmp_path / "b" / "score.json").read_text()).items() >= settings.items()
     with pytest.raises(UserError, match="no scale"):
-        how = Decoding(like=tmp_path / "all")
+        how = DecodeOptions(like=tmp_path / "all")
         decode(tmp_path / "all", place / "test", tmp_path / "c", how, lines.append)
 
 
@@ -165,7 +167,7 @@ def test_without_text_there_are_words_but_no_score(place: Path, tmp_path: Path) 
             text = text.replace(" s", f" {place / 'test'}/s") + "gone gone.wav\n"
         (bare / name).write_text(text)
     out = tmp_path / "out"
-    assert decode(place / "prep", bare, out, Decoding(), lambda _: None) is None
+    assert decode(place / "prep", bare, out, DecodeOptions(), lambda _: None) is None
     assert "wer" not in json.loads((out / "score.json").read_text())
     assert (out / "hyp.txt").stat().st_size > 0
     assert "gone" in (out / "set_aside.txt").read_text()
@@ -183,5 +185,5 @@ def test_what_cannot_be_decoded_is_one_line(place: Path, tmp_path: Path) -> None
         ("begun", "test", tmp_path / "o", "train it to the end"),
     ):
         with pytest.raises(UserError, match=word) as caught:
-            decode(place / model, place / data, out, Decoding(), lambda _: None)
+            decode(place / model, place / data, out, DecodeOptions(), lambda _: None)
         assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Features and alignments out as archives, and in again."""
+"""FeatureType and alignments out as archives, and in again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tones import write_tones
 from unisono.config import load
 from unisono.data import Part, Prep
 from unisono.errors import UserError
-from unisono.speech.decoding.assets import Kit
+from unisono.speech.decoding.assets import DecodingAssets
 from unisono.speech.export import export
-from unisono.speech.features.extractors import Features
-from unisono.speech.prepare import Preparation, Tie, prepare
-from unisono.speech.prepare_aligned import prepare_given
-from unisono.training.decode import Decoding, decode
+from unisono.speech.features.extractors import FeatureType
+from unisono.speech.prepare import PrepareOptions, TyingMethod, prepare
+from unisono.speech.prepare_aligned import prepare_aligned
+from unisono.training.decode import DecodeOptions, decode
 from unisono.training.train import train
 
 
@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, a PREP of it, and the archives of the PREP with the data's text."""
     place = tmp_path_factory.mktemp("stored")
     write_tones(place / "data", speakers=5, utterances=5, seed=1)
-    how = Preparation(heldout=0.2, gaussians=60, tying=Tie.NONE)
+    how = PrepareOptions(heldout=0.2, gaussians=60, tying=TyingMethod.NONE)
     prep = prepare(place / "data", place / "data" / "lexicon.txt", place / "prep", how, quiet)
     export(prep, place / "archives")
     (place / "archives" / "text").write_text((place / "data" / "text").read_text())
@@ -42,10 +42,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_out_and_in_again_is_the_same(place: Path, tmp_path: Path) -> None:
-    how = Preparation(features=Features.KALDI, heldout=0.2)
+    how = PrepareOptions(features=FeatureType.KALDI, heldout=0.2)
     folder, before = place / "archives", Prep.open(place / "prep")
     for number, name in enumerate(("ali.scp", "ali.ark")):
-        again = prepare_given(folder, folder / name, tmp_path / f"prep{number}", how, quiet)
+        again = prepare_aligned(folder, folder / name, tmp_path / f"prep{number}", how, quiet)
         assert np.array_equal(again.frames, before.frames)
         assert np.array_equal(again.states, before.states)
         assert again.table == before.table
@@ -53,16 +53,18 @@ def test_out_and_in_again_is_the_same(place: Path, tmp_path: Path) -> None:
     summary = train(load(None, sets, {"prep": str(again.path)}), tmp_path / "run")
     assert summary.validation_accuracy is not None
     with pytest.raises(UserError, match="cannot decode"):
-        decode(tmp_path / "run", folder, tmp_path / "out", Decoding(), quiet)
+        decode(tmp_path / "run", folder, tmp_path / "out", DecodeOptions(), quiet)
 
 
 def test_stored_features_are_aligned_and_decoded(place: Path, tmp_path: Path) -> None:
-    how = Preparation(features=Features.KALDI, heldout=0.2, gaussians=60, tying=Tie.NONE)
+    how = PrepareOptions(
+        features=FeatureType.KALDI, heldout=0.2, gaussians=60, tying=TyingMethod.NONE
+    )
     lexicon, folder = place / "data" / "lexicon.txt", place / "archives"
     prep = prepare(folder, lexicon, tmp_path / "prep", how, quiet)
     assert (prep.states == Prep.open(place / "prep").states).mean() > 0.8
-    assert Kit.read(prep.path).dimension == 40
-    score = decode(prep.path, folder, tmp_path / "out", Decoding(), quiet)
+    assert DecodingAssets.read(prep.path).dimension == 40
+    score = decode(prep.path, folder, tmp_path / "out", DecodeOptions(), quiet)
     assert score is not None and score.errors.rate < 0.05
 
 
@@ -82,9 +84,9 @@ def test_what_does_not_fit_is_set_aside(place: Path, tmp_path: Path) -> None:
     del states[6]
     (folder / "feats.scp").write_text("\n".join(feats))
     (folder / "ali.scp").write_text("\n".join(states))
-    how = Preparation(features=Features.KALDI, heldout=0.2)
+    how = PrepareOptions(features=FeatureType.KALDI, heldout=0.2)
     lines: list[str] = []
-    prep = prepare_given(folder, folder / "ali.scp", tmp_path / "prep", how, lines.append)
+    prep = prepare_aligned(folder, folder / "ali.scp", tmp_path / "prep", how, lines.append)
     assert set(name) - set(prep.table.id) == set(name[:7])
     assert len(prep.utterances_of(Part.TRAIN))
     aside = (prep.path / "set_aside.txt").read_text().splitlines()
@@ -98,8 +100,8 @@ def test_what_cannot_go_together_is_one_line(place: Path, tmp_path: Path) -> Non
     folder = place / "archives"
     broken = tmp_path / "broken.ark"
     broken.write_bytes((folder / "ali.ark").read_bytes()[:-3])
-    stored = Preparation(features=Features.KALDI, heldout=0.2)
-    perturbed = Preparation(features=Features.KALDI, perturb=True)
+    stored = PrepareOptions(features=FeatureType.KALDI, heldout=0.2)
+    perturbed = PrepareOptions(features=FeatureType.KALDI, perturb=True)
     for alignments, how, word in (
         (broken, stored, "broken at byte"),
         (tmp_path / "none.ark", stored, "no file"),
@@ -107,7 +109,7 @@ def test_what_cannot_go_together_is_one_line(place: Path, tmp_path: Path) -> Non
         (folder / "ali.scp", perturbed, "perturb"),
     ):
         with pytest.raises(UserError, match=word) as caught:
-            prepare_given(folder, alignments, tmp_path / "prep", how, quiet)
+            prepare_aligned(folder, alignments, tmp_path / "prep", how, quiet)
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="exists"):
         export(Prep.open(place / "prep"), folder)

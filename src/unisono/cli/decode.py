@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.speech.validation import Intake
+from unisono.speech.validation import InputOptions
 from unisono.training import decode as training
 
 
@@ -38,9 +38,9 @@ def decode(
     processes: Annotated[int, typer.Option(help="Processes at a time; 0: one a core.", min=0)] = 0,
 ) -> None:
     """Find the words in speech; scale and price of a word are tuned on held-out speakers."""
-    how = training.Decoding(
-        intake=Intake(resample=resample, channel=channel, allow_pipes=allow_pipes),
-        language=lm,
+    how = training.DecodeOptions(
+        inputs=InputOptions(resample=resample, channel=channel, allow_pipes=allow_pipes),
+        language_model=lm,
         order=order,
         like=like,
         processes=processes or os.cpu_count() or 1,

@@ -11,11 +11,11 @@ import typer
 from unisono.data import Part, Prep, convert_frames
 from unisono.errors import UserError
 from unisono.speech.corpus.lexicon import Oov
-from unisono.speech.features.extractors import Features
-from unisono.speech.prepare import Preparation, Tie
+from unisono.speech.features.extractors import FeatureType
+from unisono.speech.prepare import PrepareOptions, TyingMethod
 from unisono.speech.prepare import prepare as prepare_speech
-from unisono.speech.prepare_aligned import prepare_given
-from unisono.speech.validation import Intake
+from unisono.speech.prepare_aligned import prepare_aligned
+from unisono.speech.validation import InputOptions
 
 
 def prepare(
@@ -32,8 +32,8 @@ def prepare(
         typer.Option(help="Instead of DATA: frames and states made elsewhere, a .npz."),
     ] = None,
     features: Annotated[
-        Features, typer.Option(help="What the network hears; kaldi: what feats.scp points to.")
-    ] = Features.FBANK,
+        FeatureType, typer.Option(help="What the network hears; kaldi: what feats.scp points to.")
+    ] = FeatureType.FBANK,
     alignments: Annotated[
         Path | None,
         typer.Option(help="A state a frame made elsewhere, Kaldi .scp or archive; no lexicon."),
@@ -73,8 +73,8 @@ def prepare(
         ),
     ] = False,
     tying: Annotated[
-        Tie, typer.Option(help="States of phones in context: not told apart, or by a tree.")
-    ] = Tie.TREE,
+        TyingMethod, typer.Option(help="States of phones in context: not told apart, or by a tree.")
+    ] = TyingMethod.TREE,
     states: Annotated[int, typer.Option(help="Tied states, at most.", min=1)] = 1800,
     gaussians: Annotated[
         int,
@@ -91,16 +91,16 @@ def prepare(
         assert data is not None
         if (lexicon is None) == (alignments is None):
             raise UserError("a data directory needs --lexicon FILE, or --alignments FILE instead")
-        intake = Intake(
+        inputs = InputOptions(
             rate=rate, channel=channel, resample=resample, allow_pipes=allow_pipes, oov=oov
         )
-        how = Preparation(
+        how = PrepareOptions(
             features=features,
-            intake=intake,
+            inputs=inputs,
             tying=tying,
             states=states,
             gaussians=gaussians,
-            language=lm,
+            language_model=lm,
             order=order,
             perturb=perturb,
             volume=perturb_volume,
@@ -109,7 +109,7 @@ def prepare(
             processes=processes or os.cpu_count() or 1,
         )
         if alignments is not None:
-            prep = prepare_given(data, alignments, out, how, typer.echo)
+            prep = prepare_aligned(data, alignments, out, how, typer.echo)
         else:
             assert lexicon is not None
             prep = prepare_speech(data, lexicon, out, how, typer.echo)

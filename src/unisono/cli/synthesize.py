@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.speech.synthesis.synthesize import Synthesis
+from unisono.speech.synthesis.synthesize import SynthesisOptions
 from unisono.speech.synthesis.synthesize import synthesize as make
 
 
@@ -27,7 +27,7 @@ def synthesize(
     processes: Annotated[int, typer.Option(help="Processes at a time; 0: one a core.", min=0)] = 0,
 ) -> None:
     """Let espeak-ng say digits and short commands in many voices, as Kaldi data directories."""
-    how = Synthesis(
+    how = SynthesisOptions(
         hours=hours,
         test_hours=test_hours,
         snr=snr,

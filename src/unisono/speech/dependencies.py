@@ -8,7 +8,7 @@ from typing import Any
 from unisono.errors import UserError
 
 
-def package(name: str) -> Any:
+def import_package(name: str) -> Any:
     """Imports a package of the `speech` extra.
 
     Raises:

@@ -16,36 +16,34 @@ from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
 from unisono.errors import UserError
-from unisono.speech.alignment.trainer import Aligned, Trainer
+from unisono.speech.alignment.trainer import Alignment, AlignmentData, GmmHmm, Trainer
 from unisono.speech.alignment.transcript_graph import Ints
 from unisono.speech.alignment.word_times import word_times
-from unisono.speech.alignment.worker import Acoustic, Spoken
-from unisono.speech.corpus.data_directory import Utterance, nothing_usable
-from unisono.speech.corpus.exclusions import Reason
+from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance
+from unisono.speech.corpus.exclusions import ExclusionReason
 from unisono.speech.corpus.lexicon import SILENCE, Lexicon
-from unisono.speech.decoding.assets import FOLDER, Kit
-from unisono.speech.decoding.tuning_set import sample_of
-from unisono.speech.features.audio import Reader
+from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets, select_tuning_set
+from unisono.speech.features.audio import AudioReader
 from unisono.speech.features.extraction import (
-    GAUSSIAN_WIDTH,
-    Heard,
-    gaussian_frames,
-    hear,
-    speaker_moments,
+    DELTA_FACTOR,
+    UtteranceFeatures,
+    cepstral_cmvn_stats,
+    extract_features,
+    gmm_features,
 )
-from unisono.speech.features.extractors import Features
-from unisono.speech.features.frame_store import join
-from unisono.speech.features.kaldi_features import Stored
+from unisono.speech.features.extractors import FeatureType
+from unisono.speech.features.frame_store import concatenate_to_file
+from unisono.speech.features.kaldi_features import KaldiFeatureReader
 from unisono.speech.features.spectrum import SHIFT_S, frame_shift
-from unisono.speech.graph.language_model import Ngrams, estimate, read_language
-from unisono.speech.validation import Checked, Intake, alignable, check_data
+from unisono.speech.graph.language_model import NgramModel, estimate_ngrams, read_language_model
+from unisono.speech.validation import InputOptions, ValidatedCorpus, alignable, validate_data
 
-WORDS = "words.ctm"
+WORD_TIMES_FILE = "words.ctm"
 """The file of a PREP that says when each word was said."""
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 # Numbers below it keep three digits in half precision.
-_MOST_HALF = 1000
-_NAMES_SHOWN = 10
+_MAX_HALF = 1000
+_SHOWN = 10
 _SPEEDS = (0.9, 1.1)
 _VOLUMES = (0.125, 2.0)
 _MONOPHONE_GAUSSIANS = 1000
@@ -53,7 +51,7 @@ _GAUSSIANS_A_PHONE = 12
 _TRIPHONE_GAUSSIANS = 9000
 
 
-class Tie(str, Enum):
+class TyingMethod(str, Enum):
     """How states of phones in context are tied."""
 
     NONE = "none"
@@ -61,17 +59,17 @@ class Tie(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparation:
+class PrepareOptions:
     """How a corpus is prepared.
 
     Attributes:
         features: What the network hears.
-        intake: Which audio and which words are accepted.
+        inputs: Which audio and which words are accepted.
         tying: How states are tied.
         states: Tied states, at most.
         gaussians: Gaussians of the model, at most; 0: 1000 for monophones (12 a phone, if that is
             more), 9000 for tied states.
-        language: An ARPA file; None: n-grams of the training text.
+        language_model: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
         volume: Let the network hear each training utterance at a volume of its own.
@@ -80,12 +78,12 @@ class Preparation:
         processes: How many work at a time.
     """
 
-    features: Features = Features.FBANK
-    intake: Intake = field(default_factory=Intake)
-    tying: Tie = Tie.TREE
+    features: FeatureType = FeatureType.FBANK
+    inputs: InputOptions = field(default_factory=InputOptions)
+    tying: TyingMethod = TyingMethod.TREE
     states: int = 1800
     gaussians: int = 0
-    language: Path | None = None
+    language_model: Path | None = None
     order: int = 2
     perturb: bool = False
     volume: bool = False
@@ -99,23 +97,23 @@ class Preparation:
         Raises:
             UserError: They are, and would have to be perturbed.
         """
-        if self.features is Features.KALDI and (self.perturb or self.volume):
+        if self.features is FeatureType.KALDI and (self.perturb or self.volume):
             raise UserError("perturbing needs audio, and --features kaldi reads none: choose one")
-        return self.features is Features.KALDI
+        return self.features is FeatureType.KALDI
 
     def facts(self) -> dict[str, JsonValue]:
         """The settings, for prep.json."""
-        intake = self.intake
+        inputs = self.inputs
         return {
             "features": self.features.value,
-            "rate": intake.rate,
-            "channel": intake.channel,
-            "resample": intake.resample,
-            "oov": intake.oov.value,
+            "rate": inputs.rate,
+            "channel": inputs.channel,
+            "resample": inputs.resample,
+            "oov": inputs.oov.value,
             "tying": self.tying.value,
             "states": self.states,
             "gaussians": self.gaussians,
-            "language": None if self.language is None else str(self.language),
+            "language": None if self.language_model is None else str(self.language_model),
             "order": self.order,
             "perturb": self.perturb,
             "volume": self.volume,
@@ -124,15 +122,15 @@ class Preparation:
         }
 
 
-def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Say) -> Prep:
+def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, log: Log) -> Prep:
     """Makes a PREP with everything that decoding needs.
 
     Args:
         data: A Kaldi data directory.
         lexicon_file: Lines of a word and its phones.
         out: The PREP to make.
-        how: The settings.
-        say: Takes lines that tell what happens.
+        options: The settings.
+        log: Takes lines that tell what happens.
 
     Raises:
         UserError: `out` exists, an input cannot be read, or nothing usable is left.
@@ -140,47 +138,57 @@ def prepare(data: Path, lexicon_file: Path, out: Path, how: Preparation, say: Sa
     if os.path.lexists(out):
         raise UserError(f"{out} exists already: choose another place or remove it first")
     lexicon = Lexicon.read(lexicon_file)
-    checked = check_data(data, how.intake, lexicon, stored=how.stored())
-    aside, lexicon = checked.aside, checked.lexicon or lexicon
-    language = None
-    if how.language is not None:
-        language = read_language(how.language, lexicon.words, say)
-    say(f"{len(checked.utterances)} utterances {_described(checked.reader)} can be used")
-    if checked.out_of_vocabulary:
-        say(checked.out_of_vocabulary)
-    for line in aside.summary():
-        say(line)
-    heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
-    with scratch_beside(out) as scratch:
-        heard = hear_all(checked, heldout, how, scratch, say)
-        heard = [(u, h) for u, h in heard if alignable(u, len(h.network), lexicon, aside)]
-        if all(u.speaker in heldout or u.speed != 1 for u, _ in heard):
-            raise nothing_usable(data, aside)
-        model, paths = _align(heard, heldout, lexicon, scratch, how, say)
-        kept = [(u, h, path) for (u, h), path in zip(heard, paths, strict=True) if path is not None]
-        for (utterance, _), found in zip(heard, paths, strict=True):
+    validated = validate_data(data, options.inputs, lexicon, stored=options.stored())
+    exclusions, lexicon = validated.exclusions, validated.lexicon or lexicon
+    language_model = None
+    if options.language_model is not None:
+        language_model = read_language_model(options.language_model, lexicon.words, log)
+    log(f"{len(validated.utterances)} utterances {_describe(validated.reader)} can be used")
+    if validated.out_of_vocabulary:
+        log(validated.out_of_vocabulary)
+    for line in exclusions.summary():
+        log(line)
+    heldout = hold_out({u.speaker for u in validated.utterances}, options.heldout, options.seed)
+    with scratch_directory(out) as scratch:
+        extracted = extract_corpus(validated, heldout, options, scratch, log)
+        extracted = [
+            (u, h) for u, h in extracted if alignable(u, len(h.network), lexicon, exclusions)
+        ]
+        if all(u.speaker in heldout or u.speed != 1 for u, _ in extracted):
+            raise no_usable_utterance(data, exclusions)
+        model, paths = _align(extracted, heldout, lexicon, scratch, options, log)
+        kept = [
+            (u, h, path) for (u, h), path in zip(extracted, paths, strict=True) if path is not None
+        ]
+        for (utterance, _), found in zip(extracted, paths, strict=True):
             if found is None:
-                aside.add(utterance.id, Reason.NO_PATH)
+                exclusions.add(utterance.id, ExclusionReason.NO_PATH)
         if all(u.speaker in heldout for u, _, _ in kept):
-            raise nothing_usable(data, aside)
-        said = _said(kept, heldout, lexicon, model, say)
-        kit = _kit(kept, heldout, said, language, model, checked.reader, how)
-        folder = scratch / FOLDER
+            raise no_usable_utterance(data, exclusions)
+        said = _trained_lexicon(kept, heldout, lexicon, model, log)
+        assets = _decoding_assets(
+            kept, heldout, said, language_model, model, validated.reader, options
+        )
+        folder = scratch / ASSETS_FOLDER
         folder.mkdir()
-        kit.write(folder)
-        aside.write(folder / "set_aside.txt")
-        files = {f"{FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())}
-        shift = frame_shift(kit.rate) if kit.rate else SHIFT_S
-        files[WORDS] = word_times(((u, p) for u, _, p in kept), shift).encode()
+        assets.write(folder)
+        exclusions.write(folder / "set_aside.txt")
+        files = {
+            f"{ASSETS_FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())
+        }
+        shift = frame_shift(assets.rate) if assets.rate else SHIFT_S
+        files[WORD_TIMES_FILE] = word_times(((u, p) for u, _, p in kept), shift).encode()
         states = [(u, h, path.states) for u, h, path in kept]
-        corpus = corpus_of(data, states, heldout, model.tying.states, scratch)
-        if len(aside):
-            say(f"{len(aside)} utterances were set aside: {out / FOLDER / 'set_aside.txt'}")
-        return write_prep(out, corpus, how.facts(), beside=files)
+        corpus = make_corpus(data, states, heldout, model.tying.states, scratch)
+        if len(exclusions):
+            log(
+                f"{len(exclusions)} utterances were set aside: {out / ASSETS_FOLDER / 'set_aside.txt'}"
+            )
+        return write_prep(out, corpus, options.facts(), beside=files)
 
 
 @contextmanager
-def scratch_beside(out: Path) -> Iterator[Path]:
+def scratch_directory(out: Path) -> Iterator[Path]:
     """A folder on the disk that the PREP will be on, for as long as it is made.
 
     All features of a corpus are kept there, so that it need not fit into memory; and a place
@@ -202,34 +210,38 @@ def scratch_beside(out: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _described(reader: Reader | Stored) -> str:
-    if isinstance(reader, Stored):
+def _describe(reader: AudioReader | KaldiFeatureReader) -> str:
+    if isinstance(reader, KaldiFeatureReader):
         kind = "bands" if reader.bands else "cepstra"
         return f"with features of dimension {reader.dimension} ({kind}, it seems)"
     return f"at {reader.rate} Hz"
 
 
-def hear_all(
-    checked: Checked, heldout: frozenset[str], how: Preparation, scratch: Path, say: Say
-) -> list[tuple[Utterance, Heard]]:
+def extract_corpus(
+    validated: ValidatedCorpus,
+    heldout: frozenset[str],
+    options: PrepareOptions,
+    scratch: Path,
+    log: Log,
+) -> list[tuple[Utterance, UtteranceFeatures]]:
     """The features of all usable utterances, and of their copies at other speeds if asked for.
 
     They lie in files in `scratch`.
     """
-    aside, utterances = checked.aside, list(checked.utterances)
-    if how.perturb:
+    exclusions, utterances = validated.exclusions, list(validated.utterances)
+    if options.perturb:
         train = [u for u in utterances if u.speaker not in heldout]
         utterances += [u.at_speed(speed) for speed in _SPEEDS for u in train]
-    if how.volume:
-        utterances = _at_volumes(utterances, heldout, how.seed)
-    say(f"features: {how.features.value} of {len(utterances)} utterances")
-    return hear(
+    if options.volume:
+        utterances = _at_volumes(utterances, heldout, options.seed)
+    log(f"features: {options.features.value} of {len(utterances)} utterances")
+    return extract_features(
         utterances,
-        checked.reader,
-        how.features,
-        aside,
-        processes=how.processes,
-        say=say,
+        validated.reader,
+        options.features,
+        exclusions,
+        processes=options.processes,
+        log=log,
         scratch=scratch,
     )
 
@@ -246,46 +258,48 @@ def _at_volumes(
 
 
 def _align(
-    heard: Sequence[tuple[Utterance, Heard]],
+    extracted: Sequence[tuple[Utterance, UtteranceFeatures]],
     heldout: frozenset[str],
     lexicon: Lexicon,
     scratch: Path,
-    how: Preparation,
-    say: Say,
-) -> tuple[Acoustic, list[Aligned | None]]:
+    options: PrepareOptions,
+    log: Log,
+) -> tuple[GmmHmm, list[Alignment | None]]:
     """Trains on the speakers that are not held out, and aligns all.
 
     Copies at another speed are aligned, not trained on: they would triple the work, and the tree
     would take them for new evidence.
     """
-    moments = speaker_moments(heard)
-    starts = np.cumsum([0] + [len(h.cepstra) for _, h in heard])
-    join(
-        (gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard),
+    stats = cepstral_cmvn_stats(extracted)
+    starts = np.cumsum([0] + [len(h.cepstra) for _, h in extracted])
+    concatenate_to_file(
+        (gmm_features(h.cepstra, stats[u.speaker]) for u, h in extracted),
         scratch / "gaussian.npy",
-        (int(starts[-1]), GAUSSIAN_WIDTH * heard[0][1].cepstra.shape[1]),
+        (int(starts[-1]), DELTA_FACTOR * extracted[0][1].cepstra.shape[1]),
         "float32",
     )
-    spoken = Spoken(
+    alignment_data = AlignmentData(
         file=scratch / "gaussian.npy",
         starts=starts,
-        words=[u.words for u, _ in heard],
+        words=[u.words for u, _ in extracted],
         lexicon=lexicon,
     )
-    train = [n for n, (u, _) in enumerate(heard) if u.speaker not in heldout and u.speed == 1]
-    with Trainer(spoken, seed=how.seed, processes=how.processes, say=say) as trainer:
-        if how.tying is Tie.NONE:
-            model = trainer.monophones(train, how.gaussians or monophone_gaussians(lexicon))
+    train = [n for n, (u, _) in enumerate(extracted) if u.speaker not in heldout and u.speed == 1]
+    with Trainer(
+        alignment_data, seed=options.seed, processes=options.processes, log=log
+    ) as trainer:
+        if options.tying is TyingMethod.NONE:
+            model = trainer.monophones(train, options.gaussians or monophone_gaussians(lexicon))
         else:
             model = trainer.triphones(
                 trainer.monophones(train, monophone_gaussians(lexicon)),
                 train,
-                most=how.states,
-                gaussians=how.gaussians or _TRIPHONE_GAUSSIANS,
+                most=options.states,
+                gaussians=options.gaussians or _TRIPHONE_GAUSSIANS,
             )
-        aligned = trainer.align(model, range(len(heard)))
-    spoken.file.unlink()
-    return model, [aligned[n] for n in range(len(heard))]
+        aligned = trainer.align(model, range(len(extracted)))
+    alignment_data.file.unlink()
+    return model, [aligned[n] for n in range(len(extracted))]
 
 
 def monophone_gaussians(lexicon: Lexicon) -> int:
@@ -297,12 +311,12 @@ def monophone_gaussians(lexicon: Lexicon) -> int:
     return max(_MONOPHONE_GAUSSIANS, _GAUSSIANS_A_PHONE * len(lexicon.phones))
 
 
-def _said(
-    kept: Sequence[tuple[Utterance, Heard, Aligned]],
+def _trained_lexicon(
+    kept: Sequence[tuple[Utterance, UtteranceFeatures, Alignment]],
     heldout: frozenset[str],
     lexicon: Lexicon,
-    model: Acoustic,
-    say: Say,
+    model: GmmHmm,
+    log: Log,
 ) -> Lexicon:
     """The lexicon without phones that nobody says in training.
 
@@ -315,60 +329,60 @@ def _said(
             states.update(np.unique(path.states).tolist())
     names = model.topology.phones
     phones = {SILENCE, *(names[phone] for phone in model.tying.phones_of(states))}
-    usable = lexicon.within(phones)
+    usable = lexicon.restricted_to(phones)
     lost = sorted(set(lexicon.entries) - set(usable.entries))
     if lost:
-        silent = ", ".join(sorted(set(names) - phones)[:_NAMES_SHOWN])
-        say(
+        silent = ", ".join(sorted(set(names) - phones)[:_SHOWN])
+        log(
             f"{len(lost)} words cannot be found, as {lost[0]}: nobody says their phones in "
             f"training ({silent})"
         )
     return usable
 
 
-def _kit(
-    kept: Sequence[tuple[Utterance, Heard, Aligned]],
+def _decoding_assets(
+    kept: Sequence[tuple[Utterance, UtteranceFeatures, Alignment]],
     heldout: frozenset[str],
     lexicon: Lexicon,
-    language: Ngrams | None,
-    model: Acoustic,
-    reader: Reader | Stored,
-    how: Preparation,
-) -> Kit:
-    whole = tuning = language
+    language_model: NgramModel | None,
+    model: GmmHmm,
+    reader: AudioReader | KaldiFeatureReader,
+    options: PrepareOptions,
+) -> DecodingAssets:
+    whole = tuning = language_model
     if whole is None or tuning is None:
         said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
         # Words that are silence or noise are heard only where people write them.
         written = {word for words, _ in said for word in words}
-        known = lexicon.spoken | (written & lexicon.entries.keys())
-        whole = estimate([words for words, _ in said], known, how.order)
-        tuning = estimate([words for words, out in said if not out], known, how.order)
-    return Kit(
-        features=how.features,
-        rate=0 if isinstance(reader, Stored) else reader.rate,
+        known = lexicon.speech_words | (written & lexicon.entries.keys())
+        whole = estimate_ngrams([words for words, _ in said], known, options.order)
+        tuning = estimate_ngrams([words for words, out in said if not out], known, options.order)
+    return DecodingAssets(
+        features=options.features,
+        rate=0 if isinstance(reader, KaldiFeatureReader) else reader.rate,
         dimension=kept[0][1].network.shape[1],
-        bands=isinstance(reader, Stored) and reader.bands,
+        bands=isinstance(reader, KaldiFeatureReader) and reader.bands,
         lexicon=lexicon,
-        acoustic=model,
-        language=whole,
-        tuning_language=tuning,
-        sample=sample_of([(u, h) for u, h, _ in kept if u.speaker in heldout]),
+        gmm_hmm=model,
+        language_model=whole,
+        tuning_language_model=tuning,
+        tuning_set=select_tuning_set([(u, h) for u, h, _ in kept if u.speaker in heldout]),
     )
 
 
-def corpus_of(
+def make_corpus(
     data: Path,
-    kept: Sequence[tuple[Utterance, Heard, Ints]],
+    kept: Sequence[tuple[Utterance, UtteranceFeatures, Ints]],
     heldout: frozenset[str],
     states: int,
     scratch: Path,
 ) -> Corpus:
     """What a PREP is written from: features and aligned states, so many in all."""
     starts = np.cumsum([0] + [len(h.network) for _, h, _ in kept])
-    small = all(np.abs(h.network).max() < _MOST_HALF for _, h, _ in kept)
+    small = all(np.abs(h.network).max() < _MAX_HALF for _, h, _ in kept)
     return Corpus(
         origin=str(data),
-        frames=join(
+        frames=concatenate_to_file(
             (h.network for _, h, _ in kept),
             scratch / "network.npy",
             (int(starts[-1]), kept[0][1].network.shape[1]),

@@ -11,23 +11,23 @@ import numpy as np
 from unisono.data import Prep, hold_out, write_prep
 from unisono.errors import UserError
 from unisono.speech.alignment.transcript_graph import Ints
-from unisono.speech.corpus.data_directory import nothing_usable, read_lines
-from unisono.speech.corpus.exclusions import Reason, SetAside
+from unisono.speech.corpus.data_directory import no_usable_utterance, read_lines
+from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
 from unisono.speech.features.kaldi_archives import (
     BadArchiveError,
     Pointer,
     index_archive,
     read_vector,
 )
-from unisono.speech.prepare import Preparation, corpus_of, hear_all, scratch_beside
-from unisono.speech.validation import check_data
+from unisono.speech.prepare import PrepareOptions, extract_corpus, make_corpus, scratch_directory
+from unisono.speech.validation import validate_data
 
 # A state beyond this is taken for garbage: tables of all states are made.
 _MOST_STATES = 1_000_000
 
 
-def prepare_given(
-    data: Path, alignments: Path, out: Path, how: Preparation, say: Callable[[str], None]
+def prepare_aligned(
+    data: Path, alignments: Path, out: Path, options: PrepareOptions, log: Callable[[str], None]
 ) -> Prep:
     """Makes a PREP whose states are those of given alignments; it can be trained on.
 
@@ -37,35 +37,35 @@ def prepare_given(
         data: A Kaldi data directory; it needs no `text`.
         alignments: A state a frame for each utterance: an .scp file, or else an archive.
         out: The PREP to make.
-        how: The settings; those of Gaussians, tying and language are not used.
-        say: Takes lines that tell what happens.
+        options: The settings; those of Gaussians, tying and language are not used.
+        log: Takes lines that tell what happens.
 
     Raises:
         UserError: `out` exists, an input cannot be read, or nothing usable is left.
     """
     if os.path.lexists(out):
         raise UserError(f"{out} exists already: choose another place or remove it first")
-    if how.perturb:
+    if options.perturb:
         raise UserError("--perturb cannot be used with --alignments: copies have none")
     pointers = _index(alignments)
-    checked = check_data(data, how.intake, None, stored=how.stored())
-    aside = checked.aside
-    say(f"{len(checked.utterances)} utterances can be used, {len(pointers)} are aligned")
-    heldout = hold_out({u.speaker for u in checked.utterances}, how.heldout, how.seed)
-    with scratch_beside(out) as scratch:
+    validated = validate_data(data, options.inputs, None, stored=options.stored())
+    exclusions = validated.exclusions
+    log(f"{len(validated.utterances)} utterances can be used, {len(pointers)} are aligned")
+    heldout = hold_out({u.speaker for u in validated.utterances}, options.heldout, options.seed)
+    with scratch_directory(out) as scratch:
         kept = []
-        for utterance, heard in hear_all(checked, heldout, how, scratch, say):
-            states = _states(utterance.id, len(heard.network), pointers, aside)
+        for utterance, extracted in extract_corpus(validated, heldout, options, scratch, log):
+            states = _states(utterance.id, len(extracted.network), pointers, exclusions)
             if states is not None:
-                kept.append((utterance, heard, states))
-        for line in aside.summary():
-            say(line)
+                kept.append((utterance, extracted, states))
+        for line in exclusions.summary():
+            log(line)
         if all(utterance.speaker in heldout for utterance, _, _ in kept):
-            raise nothing_usable(data, aside)
+            raise no_usable_utterance(data, exclusions)
         count = 1 + max(int(states.max()) for _, _, states in kept)
-        facts = {**how.facts(), "alignments": str(alignments)}
-        files = {"set_aside.txt": aside.text().encode()}
-        corpus = corpus_of(data, kept, heldout, count, scratch)
+        facts = {**options.facts(), "alignments": str(alignments)}
+        files = {"set_aside.txt": exclusions.text().encode()}
+        corpus = make_corpus(data, kept, heldout, count, scratch)
         return write_prep(out, corpus, facts, beside=files)
 
 
@@ -86,20 +86,24 @@ def _index(path: Path) -> Mapping[str, Pointer]:
 
 
 def _states(
-    name: str, frames: int, pointers: Mapping[str, Pointer], aside: SetAside
+    name: str, frames: int, pointers: Mapping[str, Pointer], exclusions: Exclusions
 ) -> Ints | None:
     if name not in pointers:
-        aside.add(name, Reason.NO_ALIGNMENT, "there is none")
+        exclusions.add(name, ExclusionReason.NO_ALIGNMENT, "there is none")
         return None
     try:
         states = read_vector(pointers[name]).astype(np.int64)
     except BadArchiveError as error:
-        aside.add(name, Reason.NO_ALIGNMENT, str(error))
+        exclusions.add(name, ExclusionReason.NO_ALIGNMENT, str(error))
         return None
     if len(states) != frames:
-        aside.add(name, Reason.NO_ALIGNMENT, f"{len(states)} states for {frames} frames")
+        exclusions.add(
+            name, ExclusionReason.NO_ALIGNMENT, f"{len(states)} states for {frames} frames"
+        )
         return None
     if states.min() < 0 or states.max() >= _MOST_STATES:
-        aside.add(name, Reason.NO_ALIGNMENT, f"states from {states.min()} to {states.max()}")
+        exclusions.add(
+            name, ExclusionReason.NO_ALIGNMENT, f"states from {states.min()} to {states.max()}"
+        )
         return None
     return states

@@ -7,34 +7,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.errors import UserError
-from unisono.speech.alignment.topology import FEWEST_FRAMES
-from unisono.speech.alignment.transcript_graph import count_places
-from unisono.speech.corpus.data_directory import Utterance, nothing_usable, read_data
-from unisono.speech.corpus.exclusions import Reason, SetAside
+from unisono.speech.alignment.topology import MIN_PHONE_FRAMES
+from unisono.speech.alignment.transcript_graph import estimate_nodes
+from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance, read_data_directory
+from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
 from unisono.speech.corpus.lexicon import Lexicon, Oov
 from unisono.speech.features.audio import (
     HIGHEST_RATE,
     LOWEST_RATE,
-    BadAudioError,
-    Reader,
+    AudioReader,
+    UtteranceError,
     probe,
     sample_rate,
 )
-from unisono.speech.features.extractors import likeness
-from unisono.speech.features.kaldi_features import Stored, shape_of
+from unisono.speech.features.extractors import neighbour_correlation
+from unisono.speech.features.kaldi_features import KaldiFeatureReader, feature_shape
 from unisono.speech.features.spectrum import SHIFT_S
 
 # Frames times places of an utterance whose best path is sought: at two bytes each, and some
 # times as many with neighbours told apart, more would fill the memory.
-_MOST_CELLS = 500_000_000
+_MAX_CELLS = 500_000_000
 # Features, and the rate of commands, are told by this many utterances at most; and bands by how
 # much alike neighbours are.
-_LOOKED_AT = 20
-_LIKE_BANDS = 0.5
+_INSPECTED = 20
+_MIN_BAND_CORRELATION = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intake:
+class InputOptions:
     """What is accepted.
 
     Attributes:
@@ -53,37 +53,37 @@ class Intake:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class ValidatedCorpus:
     """A corpus that was looked over.
 
     Attributes:
         utterances: The usable utterances; words without pronunciation are replaced in them.
         reader: How to read them.
-        aside: The other utterances, and why they cannot be used.
+        exclusions: The other utterances, and why they cannot be used.
         lexicon: The lexicon, with the unknown word if any utterance needs it.
         out_of_vocabulary: A line about replaced words; empty where there are none.
     """
 
     utterances: list[Utterance]
-    reader: Reader | Stored
-    aside: SetAside
+    reader: AudioReader | KaldiFeatureReader
+    exclusions: Exclusions
     lexicon: Lexicon | None = None
     out_of_vocabulary: str = ""
 
 
-def check_data(
+def validate_data(
     folder: Path,
-    intake: Intake,
+    inputs: InputOptions,
     lexicon: Lexicon | None,
     *,
     stored: bool = False,
-    like: Stored | None = None,
-) -> Checked:
+    like: KaldiFeatureReader | None = None,
+) -> ValidatedCorpus:
     """Looks over a data directory: every text, and the header of every audio file or archive.
 
     Args:
         folder: The data directory.
-        intake: What is accepted.
+        inputs: What is accepted.
         lexicon: To check transcripts with; None: they are not needed, and not checked.
         stored: Whether features made elsewhere are used, not audio.
         like: What they must be like; None: like most of the corpus.
@@ -91,50 +91,54 @@ def check_data(
     Raises:
         UserError: A file of the directory cannot be read, or no utterance can be used.
     """
-    aside = SetAside()
-    utterances = read_data(
+    exclusions = Exclusions()
+    utterances = read_data_directory(
         folder,
-        aside,
+        exclusions,
         transcribed=lexicon is not None,
-        allow_pipes=intake.allow_pipes,
-        channel=intake.channel,
+        allow_pipes=inputs.allow_pipes,
+        channel=inputs.channel,
         features=stored,
     )
     replaced: dict[str, int] = {}
     if lexicon is not None:
-        utterances, replaced = _check_words(utterances, lexicon, intake.oov, aside)
+        utterances, replaced = _check_words(utterances, lexicon, inputs.oov, exclusions)
         if replaced:
-            lexicon = lexicon.with_unknown()
-    reader: Reader | Stored
+            lexicon = lexicon.with_unknown_word()
+    reader: AudioReader | KaldiFeatureReader
     if stored:
-        reader = like or _commonest_features(utterances)
+        reader = like or _most_common_features(utterances)
     else:
-        rate = intake.rate or _commonest_rate(utterances)
+        rate = inputs.rate or _most_common_rate(utterances)
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
             raise UserError(
                 f"{folder}: a sample rate of {rate} Hz cannot be used; "
                 f"{LOWEST_RATE} to {HIGHEST_RATE}"
             )
-        reader = Reader(rate=rate, resample=intake.resample)
+        reader = AudioReader(rate=rate, resample=inputs.resample)
     usable = []
     frames_kept = 0
     for utterance in utterances:
         try:
             frames = reader.frames(utterance)
-        except BadAudioError as bad:
-            aside.add(utterance.id, bad.reason, bad.detail)
+        except UtteranceError as bad:
+            exclusions.add(utterance.id, bad.reason, bad.detail)
             continue
-        if utterance.is_command or alignable(utterance, frames, lexicon, aside):
+        if utterance.is_command or alignable(utterance, frames, lexicon, exclusions):
             usable.append(utterance)
             frames_kept += frames if utterance.id in replaced else 0
     if not usable:
-        raise nothing_usable(folder, aside)
+        raise no_usable_utterance(folder, exclusions)
     line = ""
     if replaced:
         assert lexicon is not None
         line = _out_of_vocabulary(usable, replaced, frames_kept, lexicon)
-    return Checked(
-        utterances=usable, reader=reader, aside=aside, lexicon=lexicon, out_of_vocabulary=line
+    return ValidatedCorpus(
+        utterances=usable,
+        reader=reader,
+        exclusions=exclusions,
+        lexicon=lexicon,
+        out_of_vocabulary=line,
     )
 
 
@@ -143,15 +147,17 @@ def _out_of_vocabulary(
 ) -> str:
     kept = [replaced[utterance.id] for utterance in usable if utterance.id in replaced]
     words = sum(len(utterance.words) for utterance in usable)
-    phones = " ".join(lexicon.entries[lexicon.unknown][0])
+    phones = " ".join(lexicon.entries[lexicon.unknown_word][0])
     return (
         f"WARNING: OUT OF VOCABULARY: {sum(kept)} of {words} words, in {len(kept)} of "
         f"{len(usable)} utterances ({frames * SHIFT_S / 3600:.2f} h), have no pronunciation and "
-        f"are trained as {lexicon.unknown} ({phones}); --oov skip excludes these utterances"
+        f"are trained as {lexicon.unknown_word} ({phones}); --oov skip excludes these utterances"
     )
 
 
-def alignable(utterance: Utterance, frames: int, lexicon: Lexicon | None, aside: SetAside) -> bool:
+def alignable(
+    utterance: Utterance, frames: int, lexicon: Lexicon | None, exclusions: Exclusions
+) -> bool:
     """Whether an utterance has the frames that its words need, and not far too many of both.
 
     Else it is set aside. Without a lexicon nothing is aligned: one frame is enough, and none too
@@ -159,38 +165,42 @@ def alignable(utterance: Utterance, frames: int, lexicon: Lexicon | None, aside:
     """
     needed = 1
     if lexicon is not None:
-        needed = max(1, FEWEST_FRAMES * lexicon.shortest(utterance.words))
-        if frames * count_places(utterance.words, lexicon) > _MOST_CELLS:
+        needed = max(1, MIN_PHONE_FRAMES * lexicon.shortest(utterance.words))
+        if frames * estimate_nodes(utterance.words, lexicon) > _MAX_CELLS:
             detail = f"{frames} frames, {len(utterance.words)} words"
-            aside.add(utterance.id, Reason.TOO_LONG, detail)
+            exclusions.add(utterance.id, ExclusionReason.TOO_LONG, detail)
             return False
     if frames < needed:
-        aside.add(utterance.id, Reason.TOO_SHORT, f"{frames} frames, {needed} are needed")
+        exclusions.add(
+            utterance.id, ExclusionReason.TOO_SHORT, f"{frames} frames, {needed} are needed"
+        )
     return frames >= needed
 
 
 def _check_words(
-    utterances: list[Utterance], lexicon: Lexicon, oov: Oov, aside: SetAside
+    utterances: list[Utterance], lexicon: Lexicon, oov: Oov, exclusions: Exclusions
 ) -> tuple[list[Utterance], dict[str, int]]:
     """The utterances that can be pronounced, and how many words were replaced in which of them."""
-    known, unknown = [], lexicon.unknown
+    known, unknown_word = [], lexicon.unknown_word
     replaced: dict[str, int] = {}
     for utterance in utterances:
         missing = lexicon.missing(utterance.words)
-        aside.add_words(missing)
+        exclusions.add_oov_words(missing)
         if missing and oov is Oov.SKIP:
-            aside.add(utterance.id, Reason.UNKNOWN_WORD, " ".join(sorted(set(missing))))
+            exclusions.add(
+                utterance.id, ExclusionReason.UNKNOWN_WORD, " ".join(sorted(set(missing)))
+            )
             continue
         if missing:
-            words = (word if word in lexicon.entries else unknown for word in utterance.words)
+            words = (word if word in lexicon.entries else unknown_word for word in utterance.words)
             utterance = replace(utterance, words=tuple(words))
             replaced[utterance.id] = len(missing)
         known.append(utterance)
-    aside.add_alike(lexicon.entries)
+    exclusions.add_spelling_variants(lexicon.entries)
     return known, replaced
 
 
-def _commonest_rate(utterances: list[Utterance]) -> int:
+def _most_common_rate(utterances: list[Utterance]) -> int:
     """The sample rate of most files; where there is a tie, the highest of them.
 
     Where there are commands alone, that of the first one that writes audio.
@@ -203,13 +213,13 @@ def _commonest_rate(utterances: list[Utterance]) -> int:
         if not utterance.is_command:
             try:
                 rate = probe(utterance.audio)[1]
-            except BadAudioError:
+            except UtteranceError:
                 continue
             if LOWEST_RATE <= rate <= HIGHEST_RATE:
                 counts[rate] += 1
     commands = [utterance for utterance in utterances if utterance.is_command]
     if not counts and commands:
-        return _rate_of_commands(commands[:_LOOKED_AT])
+        return _rate_of_commands(commands[:_INSPECTED])
     if not counts:
         return LOWEST_RATE
     return max(counts, key=lambda rate: (counts[rate], rate))
@@ -219,29 +229,29 @@ def _rate_of_commands(utterances: list[Utterance]) -> int:
     for utterance in utterances:
         try:
             return sample_rate(utterance)
-        except BadAudioError as bad:
+        except UtteranceError as bad:
             failed = bad
     raise UserError(f"commands in wav.scp write no audio: {failed.detail}")
 
 
-def _commonest_features(utterances: list[Utterance]) -> Stored:
+def _most_common_features(utterances: list[Utterance]) -> KaldiFeatureReader:
     """The features of most utterances; where there is a tie, those of the highest dimension."""
     counts: Counter[int] = Counter()
     for utterance in utterances:
         if not utterance.is_command:
             try:
-                counts[shape_of(utterance)[1]] += 1
-            except BadAudioError:
+                counts[feature_shape(utterance)[1]] += 1
+            except UtteranceError:
                 continue
     if not counts and any(utterance.is_command for utterance in utterances):
         raise UserError("commands alone in feats.scp do not tell the dimension: give archives")
     size = max(counts, key=lambda size: (counts[size], size), default=1)
-    reader = Stored(dimension=size, bands=False)
+    reader = KaldiFeatureReader(dimension=size, bands=False)
     found: list[float] = []
     for utterance in utterances:
-        if not utterance.is_command and len(found) < _LOOKED_AT:
+        if not utterance.is_command and len(found) < _INSPECTED:
             try:
-                found.append(likeness(reader.read(utterance)))
-            except BadAudioError:
+                found.append(neighbour_correlation(reader.read(utterance)))
+            except UtteranceError:
                 continue
-    return replace(reader, bands=sum(found) > _LIKE_BANDS * len(found))
+    return replace(reader, bands=sum(found) > _MIN_BAND_CORRELATION * len(found))

@@ -25,7 +25,7 @@ _AHEAD = 3
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Crew(Generic[State]):
+class WorkerPool(Generic[State]):
     """Processes that each hold a state of their own; one process means this one."""
 
     def __init__(self, processes: int, setup: Callable[..., State], *arguments: Any) -> None:
@@ -49,12 +49,12 @@ class Crew(Generic[State]):
             self._own = setup(*arguments)
 
     def map(
-        self, work: Callable[[State, Item], Result], items: Iterable[Item], *, chunk: int = 1
+        self, run_task: Callable[[State, Item], Result], items: Iterable[Item], *, chunk: int = 1
     ) -> Iterator[Result]:
         """Yields work(state, item) of each item, in order.
 
         Args:
-            work: A module's function.
+            run_task: A module's function.
             items: What to do; read no further ahead than keeps the processes busy.
             chunk: Items that travel together.
 
@@ -63,10 +63,10 @@ class Crew(Generic[State]):
         """
         if self._pool is None:
             for item in items:
-                yield work(self._own, item)
+                yield run_task(self._own, item)
             return
         try:
-            yield from self._spread(self._pool, work, items, chunk)
+            yield from self._spread(self._pool, run_task, items, chunk)
         except BrokenProcessPool:
             raise UserError(
                 "a process was killed in the middle of its work, perhaps for lack of memory: "
@@ -76,7 +76,7 @@ class Crew(Generic[State]):
     def _spread(
         self,
         pool: ProcessPoolExecutor,
-        work: Callable[[State, Item], Result],
+        run_task: Callable[[State, Item], Result],
         items: Iterable[Item],
         chunk: int,
     ) -> Iterator[Result]:
@@ -84,7 +84,7 @@ class Crew(Generic[State]):
         source = iter(items)
         while batch := list(islice(source, chunk)):
             with _one_thread_each():
-                waiting.append(pool.submit(_run, work, batch))
+                waiting.append(pool.submit(_run, run_task, batch))
             if len(waiting) > _AHEAD * self._processes:
                 yield from waiting.popleft().result()
         while waiting:
@@ -95,16 +95,16 @@ class Crew(Generic[State]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> Crew[State]:
+    def __enter__(self) -> WorkerPool[State]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _run(work: Callable[[Any, Item], Result], items: list[Item]) -> list[Result]:
+def _run(run_task: Callable[[Any, Item], Result], items: list[Item]) -> list[Result]:
     """Does some work with the state of the process that it runs in."""
-    return [work(_state, item) for item in items]
+    return [run_task(_state, item) for item in items]
 
 
 def _begin(setup: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -15,53 +15,53 @@ from pydantic import JsonValue
 
 from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.corpus.data_directory import Utterance, nothing_usable
-from unisono.speech.decoding.assets import FOLDER, Kit
+from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance
+from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets
 from unisono.speech.decoding.decoder import Decoder, Words
 from unisono.speech.decoding.scoring import Score, score
-from unisono.speech.decoding.tuning import Tuned, tune
-from unisono.speech.dependencies import package
+from unisono.speech.decoding.tuning import TunedSettings, tune
+from unisono.speech.dependencies import import_package
 from unisono.speech.features.extraction import (
-    Heard,
-    gaussian_frames,
-    hear,
-    network_frames,
-    speaker_moments,
+    UtteranceFeatures,
+    cepstral_cmvn_stats,
+    extract_features,
+    gmm_features,
+    network_features,
 )
-from unisono.speech.features.extractors import Features
-from unisono.speech.features.kaldi_features import Stored
-from unisono.speech.graph.decoding_graph import Ingredients, build_graph, cached_graph
-from unisono.speech.graph.language_model import Ngrams, read_language
-from unisono.speech.prepare import scratch_beside
-from unisono.speech.validation import Intake, check_data
-from unisono.speech.worker_pool import Crew
-from unisono.training.keep import PRIORS
-from unisono.training.network import Network
+from unisono.speech.features.extractors import FeatureType
+from unisono.speech.features.kaldi_features import KaldiFeatureReader
+from unisono.speech.graph.decoding_graph import GraphInputs, build_graph, cached_graph
+from unisono.speech.graph.language_model import NgramModel, read_language_model
+from unisono.speech.prepare import scratch_directory
+from unisono.speech.validation import InputOptions, validate_data
+from unisono.speech.worker_pool import WorkerPool
+from unisono.training.keep import PRIORS_FILE
+from unisono.training.network import TrainedNetwork
 
 Frames = NDArray[np.float32]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class DecodeOptions:
     """How to decode.
 
     Attributes:
-        intake: Which audio is accepted; the rate is the model's.
-        language: An ARPA file instead of the language model that was prepared.
+        inputs: Which audio is accepted; the rate is the model's.
+        language_model: An ARPA file instead of the language model that was prepared.
         order: Use n-grams up to this length only; 0: all.
         like: A folder that was made by decoding: its scale and price are used, none is tuned.
         processes: How many work at a time.
     """
 
-    intake: Intake = field(default_factory=Intake)
-    language: Path | None = None
+    inputs: InputOptions = field(default_factory=InputOptions)
+    language_model: Path | None = None
     order: int = 0
     like: Path | None = None
     processes: int = 1
 
 
-class Ear:
+class AcousticScorer:
     """What turns features into log-likelihoods: a run's network, or a PREP's Gaussians."""
 
     def __init__(self, place: Path, processes: int) -> None:
@@ -74,67 +74,75 @@ class Ear:
         Raises:
             UserError: It is neither, or was not made from speech.
         """
-        network: Network | None = None
+        network: TrainedNetwork | None = None
         if (place / "config.toml").is_file():
-            network = Network(RunDirectory.open(place))  # read here, too: a bad one is told of once
-        self.kit = Kit.read(place)
+            network = TrainedNetwork(
+                RunDirectory.open(place)
+            )  # read here, too: a bad one is told of once
+        self.assets = DecodingAssets.read(place)
         self.cache: Path | None = None
-        self.name = "triphone" if self.kit.acoustic.tying.contextual else "monophone"
-        self._identity = hashlib.sha256(self.kit.acoustic.mixtures.means.tobytes()).hexdigest()
-        self._crew: Crew[Network] | None = None
+        self.name = "triphone" if self.assets.gmm_hmm.tying.context_dependent else "monophone"
+        self._identity = hashlib.sha256(self.assets.gmm_hmm.mixtures.means.tobytes()).hexdigest()
+        self._pool: WorkerPool[TrainedNetwork] | None = None
         if network is not None:
-            self._priors = _read_priors(place / FOLDER / PRIORS)
+            self._priors = _read_priors(place / ASSETS_FOLDER / PRIORS_FILE)
             self._identity += network.fingerprint() + self._priors.tobytes().hex()
-            self.cache = place / FOLDER / "graphs"
+            self.cache = place / ASSETS_FOLDER / "graphs"
             self.name = "network"
-            self._crew = Crew(processes, _open_network, place)
+            self._pool = WorkerPool(processes, _open_network, place)
 
-    def __enter__(self) -> Ear:
+    def __enter__(self) -> AcousticScorer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._crew is not None:
-            self._crew.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def fingerprint(self) -> str:
         """Tells this ear from any other."""
         return hashlib.sha256(self._identity.encode()).hexdigest()
 
-    def hear(self, heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
+    def log_likelihoods(
+        self, extracted: Sequence[tuple[Utterance, UtteranceFeatures]]
+    ) -> Iterator[Frames]:
         """Yields log-likelihoods of utterances, frames x states each."""
-        if self._crew is not None:
-            return self._listen(self._crew, network_frames(heard))
-        moments = speaker_moments(heard)
-        normalised = (gaussian_frames(h.cepstra, moments[u.speaker]) for u, h in heard)
-        return map(self.kit.acoustic.mixtures.loglikes, normalised)
+        if self._pool is not None:
+            return self._infer(self._pool, network_features(extracted))
+        stats = cepstral_cmvn_stats(extracted)
+        normalized = (gmm_features(h.cepstra, stats[u.speaker]) for u, h in extracted)
+        return map(self.assets.gmm_hmm.mixtures.loglikes, normalized)
 
-    def hear_sample(self) -> list[Frames]:
+    def score_tuning_set(self) -> list[Frames]:
         """Log-likelihoods of the held-out utterances that the kit has."""
-        sample = self.kit.sample
-        assert sample is not None
-        cuts = sample.starts[1:-1]
-        if self._crew is not None:
-            return list(self._listen(self._crew, np.split(sample.network, cuts)))
-        return [self.kit.acoustic.mixtures.loglikes(f) for f in np.split(sample.gaussian, cuts)]
+        tuning_set = self.assets.tuning_set
+        assert tuning_set is not None
+        cuts = tuning_set.starts[1:-1]
+        if self._pool is not None:
+            return list(self._infer(self._pool, np.split(tuning_set.network, cuts)))
+        return [
+            self.assets.gmm_hmm.mixtures.loglikes(f) for f in np.split(tuning_set.gaussian, cuts)
+        ]
 
-    def _listen(self, crew: Crew[Network], frames: Iterable[Frames]) -> Iterator[Frames]:
-        for posteriors in crew.map(Network.log_posteriors, frames):
+    def _infer(
+        self, pool: WorkerPool[TrainedNetwork], frames: Iterable[Frames]
+    ) -> Iterator[Frames]:
+        for posteriors in pool.map(TrainedNetwork.log_posteriors, frames):
             yield posteriors - self._priors
 
 
-def _open_network(place: Path) -> Network:
-    return Network(RunDirectory.open(place))
+def _open_network(place: Path) -> TrainedNetwork:
+    return TrainedNetwork(RunDirectory.open(place))
 
 
-def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score | None:
+def decode(place: Path, data: Path, out: Path, options: DecodeOptions, log: Log) -> Score | None:
     """Decodes; writes hyp.txt, score.json, and with transcripts errors.txt.
 
     Args:
         place: A run, or a PREP to decode with its Gaussians.
         data: A Kaldi data directory; scored where it has a text.
         out: The folder to make.
-        how: The settings.
-        say: Takes lines that tell what happens.
+        options: The settings.
+        log: Takes lines that tell what happens.
 
     Returns:
         The score, where there are transcripts.
@@ -145,118 +153,122 @@ def decode(place: Path, data: Path, out: Path, how: Decoding, say: Say) -> Score
     if os.path.lexists(out):
         raise UserError(f"{out} exists already; name another --out")
     for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
-        package(name)  # said before an hour of work, not after it
-    with Ear(place, how.processes) as ear, scratch_beside(out) as scratch:
-        return _decode(ear, data, out, how, scratch, say)
+        import_package(name)  # said before an hour of work, not after it
+    with AcousticScorer(place, options.processes) as scorer, scratch_directory(out) as scratch:
+        return _decode(scorer, data, out, options, scratch, log)
 
 
 def _decode(
-    ear: Ear, data: Path, out: Path, how: Decoding, scratch: Path, say: Say
+    scorer: AcousticScorer, data: Path, out: Path, options: DecodeOptions, scratch: Path, log: Log
 ) -> Score | None:
-    kit = ear.kit
-    language, tuning_language = _languages(kit, how, say)
-    checked = check_data(
+    assets = scorer.assets
+    language_model, tuning_language_model = _language_models(assets, options, log)
+    validated = validate_data(
         data,
-        replace(how.intake, rate=kit.rate),
+        replace(options.inputs, rate=assets.rate),
         None,
-        stored=kit.features is Features.KALDI,
-        like=Stored(dimension=kit.dimension, bands=kit.bands),
+        stored=assets.features is FeatureType.KALDI,
+        like=KaldiFeatureReader(dimension=assets.dimension, bands=assets.bands),
     )
-    say(f"{len(checked.utterances)} utterances to decode with the {ear.name}")
-    heard = hear(
-        checked.utterances,
-        checked.reader,
-        kit.features,
-        checked.aside,
-        processes=how.processes,
-        say=say,
+    log(f"{len(validated.utterances)} utterances to decode with the {scorer.name}")
+    extracted = extract_features(
+        validated.utterances,
+        validated.reader,
+        assets.features,
+        validated.exclusions,
+        processes=options.processes,
+        log=log,
         scratch=scratch,
     )
-    for line in checked.aside.summary():
-        say(line)
-    if not heard:
-        raise nothing_usable(data, checked.aside)
-    tuned = _tune(ear, tuning_language, how, say)
-    ingredients = _ingredients(kit, language)
-    machine = cached_graph(ingredients, ear.cache) if ear.cache else build_graph(ingredients)
-    say(f"graph: {len(machine.final)} states, {len(machine.source)} arcs")
-    with Decoder(machine, ingredients.words, how.processes) as decoder:
-        found = decoder.decode(ear.hear(heard), tuned.scale, tuned.penalty)
-    by_name = {u.id: words for (u, _), words in zip(heard, found, strict=True)}
+    for line in validated.exclusions.summary():
+        log(line)
+    if not extracted:
+        raise no_usable_utterance(data, validated.exclusions)
+    settings = _tune(scorer, tuning_language_model, options, log)
+    graph_inputs = _graph_inputs(assets, language_model)
+    graph = cached_graph(graph_inputs, scorer.cache) if scorer.cache else build_graph(graph_inputs)
+    log(f"graph: {len(graph.final)} states, {len(graph.source)} arcs")
+    with Decoder(graph, graph_inputs.words, options.processes) as decoder:
+        found = decoder.decode(scorer.log_likelihoods(extracted), settings.scale, settings.penalty)
+    by_name = {u.id: words for (u, _), words in zip(extracted, found, strict=True)}
     facts: dict[str, JsonValue] = {
-        "acoustic_scale": tuned.scale,
-        "insertion_penalty": tuned.penalty,
-        "tuning": {"errors": tuned.errors, "words": tuned.words, "tried": tuned.tried},
-        "lm_order": language.order,
-        "model": ear.name,
-        "utterances": len(heard),
-        "set_aside": len(checked.aside),
+        "acoustic_scale": settings.scale,
+        "insertion_penalty": settings.penalty,
+        "tuning": {"errors": settings.errors, "words": settings.words, "tried": settings.tried},
+        "lm_order": language_model.order,
+        "model": scorer.name,
+        "utterances": len(extracted),
+        "set_aside": len(validated.exclusions),
     }
-    said = {u.id: u.words for u, _ in heard if u.transcribed}
+    said = {u.id: u.words for u, _ in extracted if u.transcribed}
     result = None
     if said:
-        result = score(said, by_name, {u.id: u.speaker for u, _ in heard})
+        result = score(said, by_name, {u.id: u.speaker for u, _ in extracted})
         facts = {**result.facts(), **facts}
     _write(out, by_name, facts, result)
-    checked.aside.write(out / "set_aside.txt")
+    validated.exclusions.write(out / "set_aside.txt")
     return result
 
 
-def _languages(kit: Kit, how: Decoding, say: Say) -> tuple[Ngrams, Ngrams]:
+def _language_models(
+    assets: DecodingAssets, options: DecodeOptions, log: Log
+) -> tuple[NgramModel, NgramModel]:
     """The language model to decode with, and the one to tune with."""
-    both = kit.language, kit.tuning_language
-    if how.language is not None:
-        given = read_language(how.language, kit.lexicon.words, say)
+    both = assets.language_model, assets.tuning_language_model
+    if options.language_model is not None:
+        given = read_language_model(options.language_model, assets.lexicon.words, log)
         both = given, given
-    if how.order:
-        both = both[0].cut(how.order), both[1].cut(how.order)
+    if options.order:
+        both = both[0].with_order(options.order), both[1].with_order(options.order)
     return both
 
 
-def _ingredients(kit: Kit, language: Ngrams) -> Ingredients:
-    return Ingredients(
-        lexicon=kit.lexicon,
-        language=language,
-        topology=kit.acoustic.topology,
-        tying=kit.acoustic.tying,
-        silence=kit.acoustic.silence,
+def _graph_inputs(assets: DecodingAssets, language_model: NgramModel) -> GraphInputs:
+    return GraphInputs(
+        lexicon=assets.lexicon,
+        language_model=language_model,
+        topology=assets.gmm_hmm.topology,
+        tying=assets.gmm_hmm.tying,
+        silence=assets.gmm_hmm.silence,
     )
 
 
-def _tune(ear: Ear, language: Ngrams, how: Decoding, say: Say) -> Tuned:
+def _tune(
+    scorer: AcousticScorer, language_model: NgramModel, options: DecodeOptions, log: Log
+) -> TunedSettings:
     """Tunes on the held-out speakers; a run remembers what came of it."""
-    if how.like is not None:
-        tuned = _tuned_in(how.like)
-        say(f"scale {tuned.scale:.3f}, price {tuned.penalty:+.1f}, as in {how.like}")
-        return tuned
-    sample = ear.kit.sample
-    if sample is None:
-        tuned = Tuned()
-        default = f"scale {tuned.scale:g} and price {tuned.penalty:g} of a word are not tuned"
-        say(f"no speaker was held out: {default} (--like takes those of another decoding)")
-        return tuned
-    ingredients = _ingredients(ear.kit, language)
+    if options.like is not None:
+        settings = _settings_of(options.like)
+        log(f"scale {settings.scale:.3f}, price {settings.penalty:+.1f}, as in {options.like}")
+        return settings
+    tuning_set = scorer.assets.tuning_set
+    if tuning_set is None:
+        settings = TunedSettings()
+        default = f"scale {settings.scale:g} and price {settings.penalty:g} of a word are not tuned"
+        log(f"no speaker was held out: {default} (--like takes those of another decoding)")
+        return settings
+    graph_inputs = _graph_inputs(scorer.assets, language_model)
     memory: Path | None = None
-    if ear.cache is not None:
-        key = f"{ingredients.fingerprint()}{ear.fingerprint()}"
-        memory = ear.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    if scorer.cache is not None:
+        key = f"{graph_inputs.fingerprint()}{scorer.fingerprint()}"
+        memory = scorer.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
         if memory.is_file():
-            return Tuned(**json.loads(memory.read_text(encoding="utf-8")))
-    say(f"tuning on {len(sample.words)} utterances of held-out speakers")
-    with Decoder(build_graph(ingredients), ingredients.words, how.processes) as decoder:
-        tuned = tune(decoder, ear.hear_sample(), sample.words, say)
+            return TunedSettings(**json.loads(memory.read_text(encoding="utf-8")))
+    log(f"tuning on {len(tuning_set.words)} utterances of held-out speakers")
+    with Decoder(build_graph(graph_inputs), graph_inputs.words, options.processes) as decoder:
+        settings = tune(decoder, scorer.score_tuning_set(), tuning_set.words, log)
     if memory is not None:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, json.dumps(asdict(tuned)).encode())
-    return tuned
+        write_atomically(memory, json.dumps(asdict(settings)).encode())
+    return settings
 
 
-def _tuned_in(result: Path) -> Tuned:
+def _settings_of(result: Path) -> TunedSettings:
     """The settings that another decoding used."""
     file = result / "score.json"
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
-        return Tuned(
+        return TunedSettings(
             scale=float(facts["acoustic_scale"]), penalty=float(facts["insertion_penalty"])
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

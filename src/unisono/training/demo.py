@@ -13,9 +13,9 @@ from unisono.errors import UserError
 from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
 from unisono.speech.decoding.scoring import Score
-from unisono.speech.prepare import Preparation, prepare
-from unisono.speech.synthesis.synthesize import Synthesis, synthesize
-from unisono.training.decode import Decoding, decode
+from unisono.speech.prepare import PrepareOptions, prepare
+from unisono.speech.synthesis.synthesize import SynthesisOptions, synthesize
+from unisono.training.decode import DecodeOptions, decode
 from unisono.training.train import train
 
 Say = Callable[[str], None]
@@ -47,7 +47,7 @@ def demo(out: Path, program: str, say: Say, tell: Say) -> list[str]:
     words = run / "test"
     cores = os.cpu_count() or 1
     say(f"1/4  speech: {_HOURS} h of digits and commands by espeak-ng, {_TEST_HOURS} h to test")
-    synthesize(data, Synthesis(hours=_HOURS, test_hours=_TEST_HOURS, processes=cores), tell)
+    synthesize(data, SynthesisOptions(hours=_HOURS, test_hours=_TEST_HOURS, processes=cores), tell)
     with (out / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
 
         def note(line: str) -> None:
@@ -55,7 +55,7 @@ def demo(out: Path, program: str, say: Say, tell: Say) -> list[str]:
             tell(line)
 
         say(f"2/4  preparing: features, and an alignment from nothing ({log.name} tells more)")
-        how = Preparation(processes=cores)
+        how = PrepareOptions(processes=cores)
         made = prepare(data / "train", data / "lexicon.txt", prep, how, note)
         frames = made.frames_of(Part.TRAIN)
         size = f"{frames:,} frames, {made.header.states} states"
@@ -63,7 +63,7 @@ def demo(out: Path, program: str, say: Say, tell: Say) -> list[str]:
         flags = {"prep": str(prep.resolve()), "learners": "2", "optimizer": "ng-sgd"}
         summary = train(load(None, _SETTINGS, flags), run)
         say("4/4  recognising voices that were never heard, tuned on others held out of training")
-        score = decode(run, data / "test", words, Decoding(processes=cores), note)
+        score = decode(run, data / "test", words, DecodeOptions(processes=cores), note)
     assert score is not None
     write_report([run], RunDirectory(run).report)
     return [

@@ -15,34 +15,34 @@ from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError
 from unisono.pool.order import Order
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.decoding.assets import FOLDER, SAMPLE, Kit
-from unisono.training.network import Network
+from unisono.speech.decoding.assets import ASSETS_FOLDER, TUNING_SET_FILE, DecodingAssets
+from unisono.training.network import TrainedNetwork
 
-PRIORS = "priors.npy"
+PRIORS_FILE = "priors.npy"
 """Log priors of the states, beside what came from the PREP."""
 _FRAMES = 100_000
 
 
-def keep_speech(run: RunDirectory, prep: Prep) -> None:
+def save_decoding_assets(run: RunDirectory, prep: Prep) -> None:
     """Copies what decoding needs, and notes the states' priors as the model believes them.
 
     The prior of a state is the mean of its posteriors over training utterances chosen at random:
     what the network says on average is what must be divided out, whatever the alignment counted.
     A PREP that was not made from speech has nothing to keep.
     """
-    source: Path = prep.path / FOLDER
+    source: Path = prep.path / ASSETS_FOLDER
     if not source.is_dir():
         return
-    target = run.path / FOLDER
+    target = run.path / ASSETS_FOLDER
     try:
         shutil.copytree(source, target, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
         raise UserError(f"cannot copy {source} to {target}: {error}") from None
     if not prep.frames_of(Part.HELDOUT):
         # What was trained on cannot tune.
-        replace(Kit.read(run.path), sample=None).write(target)
-        (target / SAMPLE).unlink(missing_ok=True)
-    network = Network(run)
+        replace(DecodingAssets.read(run.path), tuning_set=None).write(target)
+        (target / TUNING_SET_FILE).unlink(missing_ok=True)
+    network = TrainedNetwork(run)
     threads = torch.get_num_threads()
     # One: utterances are short, and threads that wait for each other at every layer take many
     # times as long as one does where others use the cores, too.
@@ -51,17 +51,17 @@ def keep_speech(run: RunDirectory, prep: Prep) -> None:
     torch.set_num_threads(threads)
     buffer = io.BytesIO()
     np.save(buffer, np.log(means).astype(np.float32))
-    write_atomically(target / PRIORS, buffer.getvalue())
+    write_atomically(target / PRIORS_FILE, buffer.getvalue())
 
 
-def _mean_posteriors(network: Network, prep: Prep) -> NDArray[np.float64]:
+def _mean_posteriors(network: TrainedNetwork, prep: Prep) -> NDArray[np.float64]:
     """The posterior of each state, averaged over training utterances in random order."""
     train = FrameSource(prep, Part.TRAIN, context=0)
-    total, heard = np.zeros(prep.header.states), 0
+    total, extracted = np.zeros(prep.header.states), 0
     for utterance in Order(len(train.utterances), seed=0).indices(0, 0, len(train.utterances)):
         posteriors = np.exp(network.log_posteriors(train.whole(int(utterance))[0].numpy()))
         total += posteriors.sum(0, dtype=np.float64)
-        heard += len(posteriors)
-        if heard >= _FRAMES:
+        extracted += len(posteriors)
+        if extracted >= _FRAMES:
             break
-    return total / heard
+    return total / extracted

@@ -22,7 +22,7 @@ _LONGEST = 4096
 """Frames that are listened to at a time; longer utterances are cut."""
 
 
-class Network:
+class TrainedNetwork:
     """A run's network, as it was when training ended.
 
     It hears whole utterances, with as many frames before the first and behind the last one as it

@@ -23,7 +23,7 @@ from unisono.runs.summary import LinkTraffic, Minibatches, Slowest, Staleness, S
 from unisono.strategies.registry import make
 from unisono.training.builders import open_data
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
-from unisono.training.keep import keep_speech
+from unisono.training.keep import save_decoding_assets
 from unisono.training.rates import make_schedule
 from unisono.training.worker import Worker
 
@@ -48,7 +48,7 @@ def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summ
     """Writes what a run holds at its end."""
     if not run.model.is_file():
         raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
-    keep_speech(run, open_data(config))
+    save_decoding_assets(run, open_data(config))
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
     write_report([run.path], run.report)

@@ -3,25 +3,141 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Union
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from unisono.speech.alignment.gmm import VARIANCE_FLOOR, Floats, Frames
-from unisono.speech.alignment.state_tying import Ask, Node, Side, Tying
-from unisono.speech.alignment.topology import FEWEST_FRAMES, Topology
-from unisono.speech.alignment.transcript_graph import Ints
+from unisono.speech.alignment.topology import MIN_PHONE_FRAMES, Topology
 
-Neighbours = NDArray[np.int16]
+Ints = NDArray[np.int64]
+FrameContexts = NDArray[np.int16]
 """Left, phone, right and local state, a row a frame: small, for all frames have one."""
 _LEAST_GAIN = 300.0
 _FEWEST = 50.0
 
 
+class Side(str, Enum):
+    """Which neighbour a question is about."""
+
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question: is the neighbour on that side one of these phones?"""
+
+    side: Side
+    phones: frozenset[int]
+    yes: Node
+    no: Node
+
+
+Node = Union[int, Question]  # noqa: UP007 - a recursive alias
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateTying:
+    """The number of each state of each phone between each pair of neighbours.
+
+    Attributes:
+        trees: For each phone and each of its states, the questions that lead to a number.
+        states: How many numbers there are.
+    """
+
+    trees: tuple[tuple[Node, ...], ...]
+    states: int
+    _rows: dict[tuple[int, int, int], tuple[int, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @classmethod
+    def monophone(cls, topology: Topology) -> StateTying:
+        """Monophones: a number for each state of each phone, whatever its neighbours."""
+        first = topology.first
+        trees = tuple(
+            tuple(range(int(first[p]), int(first[p + 1]))) for p in range(len(topology.phones))
+        )
+        return cls(trees=trees, states=topology.states)
+
+    def context_independent(self, phone: int) -> bool:
+        """Whether no question is asked about a phone's neighbours."""
+        return all(isinstance(tree, int) for tree in self.trees[phone])
+
+    @property
+    def context_dependent(self) -> bool:
+        """Whether any question is asked at all."""
+        return not all(self.context_independent(phone) for phone in range(len(self.trees)))
+
+    def phones_of(self, states: Collection[int]) -> set[int]:
+        """The phones that have any of some states."""
+        return {
+            phone
+            for phone, trees in enumerate(self.trees)
+            if any(leaf in states for tree in trees for leaf in leaves(tree))
+        }
+
+    def states_of(self, left: int, phone: int, right: int) -> tuple[int, ...]:
+        """The numbers of a phone's states between two neighbours."""
+        key = left, phone, right
+        if key not in self._rows:
+            self._rows[key] = tuple(_descend(tree, left, right) for tree in self.trees[phone])
+        return self._rows[key]
+
+    def to_json(self) -> JsonValue:
+        """As lists: a number, or [side, phones, yes, no]."""
+        return {"states": self.states, "trees": [[_pack(t) for t in row] for row in self.trees]}
+
+    @classmethod
+    def from_json(cls, facts: dict[str, JsonValue]) -> StateTying:
+        """Reads what `to_json` gives.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        trees, states = facts.get("trees"), facts.get("states")
+        if not isinstance(trees, list) or not isinstance(states, int):
+            raise ValueError("no trees")
+        rows = (row if isinstance(row, list) else [] for row in trees)
+        return cls(trees=tuple(tuple(_unpack(t) for t in row) for row in rows), states=states)
+
+
+def _descend(node: Node, left: int, right: int) -> int:
+    while isinstance(node, Question):
+        neighbour = left if node.side is Side.LEFT else right
+        node = node.yes if neighbour in node.phones else node.no
+    return node
+
+
+def leaves(node: Node) -> list[int]:
+    """All numbers that questions may lead to."""
+    return [node] if isinstance(node, int) else [*leaves(node.yes), *leaves(node.no)]
+
+
+def _pack(node: Node) -> JsonValue:
+    if isinstance(node, int):
+        return node
+    phones: Sequence[JsonValue] = sorted(node.phones)
+    return [node.side.value, list(phones), _pack(node.yes), _pack(node.no)]
+
+
+def _unpack(value: JsonValue) -> Node:
+    if isinstance(value, int):
+        return value
+    if not isinstance(value, list) or len(value) != 4 or not isinstance(value[1], list):
+        raise ValueError("a tree is broken")
+    phones = frozenset(phone for phone in value[1] if isinstance(phone, int))
+    return Question(Side(value[0]), phones, _unpack(value[2]), _unpack(value[3]))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Contexts:
+class ContextStats:
     """Statistics of states in context: M different ones.
 
     Attributes:
@@ -39,7 +155,7 @@ class Contexts:
     sums: Floats
 
 
-def contexts_of(states: Ints, topology: Topology) -> Neighbours:
+def frame_contexts(states: Ints, topology: Topology) -> FrameContexts:
     """Left, phone, right and local state of each frame of an aligned utterance: T x 4.
 
     A phone begins where another one is, or where the states of a phone begin again (those of
@@ -47,7 +163,7 @@ def contexts_of(states: Ints, topology: Topology) -> Neighbours:
     """
     phone = np.searchsorted(topology.first, states, side="right") - 1
     local = states - topology.first[phone]
-    ordered = np.diff(topology.first)[phone] == FEWEST_FRAMES
+    ordered = np.diff(topology.first)[phone] == MIN_PHONE_FRAMES
     begins = np.ones(len(states), dtype=bool)
     begins[1:] = (phone[1:] != phone[:-1]) | (ordered[1:] & (local[1:] < local[:-1]))
     said = np.concatenate([[0], phone[begins], [0]])
@@ -55,8 +171,8 @@ def contexts_of(states: Ints, topology: Topology) -> Neighbours:
     return np.stack([said[at - 1], phone, said[at + 1], local], axis=1).astype(np.int16)
 
 
-def count_contexts(pieces: Iterable[tuple[Frames, Neighbours]]) -> Contexts:
-    """Adds up frames by their contexts; each piece has frames and what `contexts_of` gave."""
+def accumulate_contexts(pieces: Iterable[tuple[Frames, FrameContexts]]) -> ContextStats:
+    """Adds up frames by their contexts; each piece has frames and what `frame_contexts` gave."""
     known: dict[tuple[int, ...], Floats] = {}
     for frames, contexts in pieces:
         rows, which = np.unique(contexts, axis=0, return_inverse=True)
@@ -70,17 +186,17 @@ def count_contexts(pieces: Iterable[tuple[Frames, Neighbours]]) -> Contexts:
     keys = sorted(known)
     left, phone, right, local = np.array(keys).T
     sums = np.stack([known[key] for key in keys])
-    return Contexts(left=left, phone=phone, right=right, local=local, sums=sums)
+    return ContextStats(left=left, phone=phone, right=right, local=local, sums=sums)
 
 
-def likelihood(sums: Floats) -> Floats:
+def gaussian_loglike(sums: Floats) -> Floats:
     """The log-likelihood of frames under the one Gaussian that fits them best, less a constant.
 
     With n frames of variance v_d this is -(n / 2) sum_d log v_d; the rest of the density,
     -(n / 2) D (1 + log 2 pi), is the same however frames are divided.
 
     Args:
-        sums: ... x (1 + 2D), as in `Contexts`.
+        sums: ... x (1 + 2D), as in `ContextStats`.
     """
     count = sums[..., :1]
     size = (sums.shape[-1] - 1) // 2
@@ -90,14 +206,14 @@ def likelihood(sums: Floats) -> Floats:
     return np.asarray(-0.5 * count[..., 0] * spread)
 
 
-def make_questions(contexts: Contexts, phones: int) -> list[frozenset[int]]:
+def cluster_questions(contexts: ContextStats, phones: int) -> list[frozenset[int]]:
     """Sets of phones that sound alike, and every phone alone.
 
     For each state the phones are merged two by two, always those whose frames lose the least
     likelihood by sharing one Gaussian; every set on the way is a question.
     """
     questions = {frozenset([phone]) for phone in range(phones)}
-    for local in range(FEWEST_FRAMES):
+    for local in range(MIN_PHONE_FRAMES):
         mine = contexts.local == local
         said = [p for p in range(phones) if (mine & (contexts.phone == p)).any()]
         groups = [frozenset([p]) for p in said]
@@ -120,7 +236,7 @@ def make_questions(contexts: Contexts, phones: int) -> list[frozenset[int]]:
 
 def _loss(each: Floats, other: Floats) -> Floats:
     """The likelihood that is lost when each of some groups shares a Gaussian with another one."""
-    return likelihood(each) + likelihood(other) - likelihood(each + other)
+    return gaussian_loglike(each) + gaussian_loglike(other) - gaussian_loglike(each + other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,9 +252,9 @@ class _Split:
 class _Grower:
     """Leaves that can be divided, the most rewarding one first."""
 
-    def __init__(self, contexts: Contexts, phones: int) -> None:
+    def __init__(self, contexts: ContextStats, phones: int) -> None:
         self._contexts = contexts
-        self.questions = make_questions(contexts, phones)
+        self.questions = cluster_questions(contexts, phones)
         self._within = np.zeros((len(self.questions), phones))
         for number, question in enumerate(self.questions):
             self._within[number, sorted(question)] = 1.0
@@ -153,7 +269,7 @@ class _Grower:
             chosen = self._within[:, neighbours]
             yes = chosen @ sums
             no = whole - yes
-            gain = likelihood(yes) + likelihood(no) - likelihood(whole)
+            gain = gaussian_loglike(yes) + gaussian_loglike(no) - gaussian_loglike(whole)
             gain[np.minimum(yes[:, 0], no[:, 0]) < _FEWEST] = -np.inf
             question = int(np.argmax(gain))
             if gain[question] > (found.gain if found else _LEAST_GAIN):
@@ -161,7 +277,7 @@ class _Grower:
         return found
 
 
-def grow_tying(contexts: Contexts, topology: Topology, most: int) -> Tying:
+def build_tree(contexts: ContextStats, topology: Topology, most: int) -> StateTying:
     """Grows a tree for each state of each phone that has 3 states.
 
     The leaf whose best question gains the most log-likelihood is divided next, until none gains
@@ -185,7 +301,7 @@ def grow_tying(contexts: Contexts, topology: Topology, most: int) -> Tying:
         roots.append([])
         for local in range(size):
             own = np.flatnonzero((contexts.phone == phone) & (contexts.local == local))
-            roots[-1].append(add(own, divisible=size == FEWEST_FRAMES))
+            roots[-1].append(add(own, divisible=size == MIN_PHONE_FRAMES))
     leaves = len(members)
     while queue and leaves < most:
         _, node, split = heapq.heappop(queue)
@@ -200,7 +316,7 @@ def grow_tying(contexts: Contexts, topology: Topology, most: int) -> Tying:
             numbers.append(node)
             return len(numbers) - 1
         split, yes, no = answers[node]
-        return Ask(split.side, grower.questions[split.question], finish(yes), finish(no))
+        return Question(split.side, grower.questions[split.question], finish(yes), finish(no))
 
     trees = tuple(tuple(finish(node) for node in row) for row in roots)
-    return Tying(trees=trees, states=len(numbers))
+    return StateTying(trees=trees, states=len(numbers))

@@ -19,7 +19,7 @@ _BLOCK = 2048
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Statistics:
+class GmmStatistics:
     """What re-estimation needs of some frames, for each of G Gaussians in D dimensions.
 
     Attributes:
@@ -34,8 +34,8 @@ class Statistics:
     square: Floats
     loglike: float
 
-    def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(
+    def __add__(self, other: GmmStatistics) -> GmmStatistics:
+        return GmmStatistics(
             count=self.count + other.count,
             total=self.total + other.total,
             square=self.square + other.square,
@@ -44,7 +44,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mixtures:
+class GaussianMixtures:
     """S mixtures of G Gaussians in all.
 
     Mixture s has Gaussians starts[s] to starts[s + 1] - 1, and
@@ -87,7 +87,7 @@ class Mixtures:
             made[first : first + _BLOCK] = best + np.log(sums)
         return made
 
-    def accumulate(self, frames: Frames, states: NDArray[np.int64]) -> Statistics:
+    def accumulate(self, frames: Frames, states: NDArray[np.int64]) -> GmmStatistics:
         """Statistics of frames whose states are known."""
         count = np.zeros(self.gaussians)
         total, square = np.zeros(self.means.shape), np.zeros(self.means.shape)
@@ -107,9 +107,9 @@ class Mixtures:
             shares /= sums
             count[own] = shares.sum(0)
             total[own], square[own] = shares.T @ x, shares.T @ squared
-        return Statistics(count=count, total=total, square=square, loglike=loglike)
+        return GmmStatistics(count=count, total=total, square=square, loglike=loglike)
 
-    def update(self, statistics: Statistics) -> Mixtures:
+    def update(self, statistics: GmmStatistics) -> GaussianMixtures:
         """The mixtures that fit the statistics best; a Gaussian with too few frames stays."""
         enough = statistics.count > 2.0
         count = np.maximum(statistics.count, 1e-10)[:, None]
@@ -117,14 +117,14 @@ class Mixtures:
         variances = np.maximum(statistics.square / count - means**2, VARIANCE_FLOOR)
         held = np.maximum(statistics.count, 1e-3)
         sums = np.add.reduceat(held, self.starts[:-1])
-        return Mixtures(
+        return GaussianMixtures(
             starts=self.starts,
             weights=held / np.repeat(sums, np.diff(self.starts)),
             means=np.where(enough[:, None], means, self.means),
             variances=np.where(enough[:, None], variances, self.variances),
         )
 
-    def grow(self, target: int, count: Floats, random: np.random.Generator) -> Mixtures:
+    def grow(self, target: int, count: Floats, random: np.random.Generator) -> GaussianMixtures:
         """Splits Gaussians until there are `target`, or too few frames for another.
 
         The next one always goes to the mixture with the largest occupancy^0.25 a Gaussian,
@@ -154,7 +154,7 @@ class Mixtures:
             for s, size in enumerate(sizes)
         ]
         weights, means, variances = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-        return Mixtures(
+        return GaussianMixtures(
             starts=np.concatenate([[0], np.cumsum(sizes)]),
             weights=weights,
             means=means,

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from unisono.speech.corpus.lexicon import NOISE, SILENCE
 
-FEWEST_FRAMES = 3
+MIN_PHONE_FRAMES = 3
 """Frames that any phone takes at least."""
 _WIDEST = 5
-LEAVE = _WIDEST
+EXIT = _WIDEST
 """The column of the moves that leaves a phone."""
 _SELF_SCALE = 0.1
 _SMALLEST = 0.01
@@ -22,7 +22,7 @@ _SMALLEST = 0.01
 def _speech() -> NDArray[np.float64]:
     """Three states in a row, each kept with probability 3/4."""
     moves = np.zeros((_WIDEST, _WIDEST + 1))
-    for state, after in ((0, 1), (1, 2), (2, LEAVE)):
+    for state, after in ((0, 1), (1, 2), (2, EXIT)):
         moves[state, state], moves[state, after] = 0.75, 0.25
     return moves
 
@@ -32,7 +32,7 @@ def _silence() -> NDArray[np.float64]:
     moves = np.zeros((_WIDEST, _WIDEST + 1))
     moves[0, :4] = 0.25
     moves[1:4, 1:5] = 0.25
-    moves[4, 4], moves[4, LEAVE] = 0.75, 0.25
+    moves[4, 4], moves[4, EXIT] = 0.75, 0.25
     return moves
 
 
@@ -54,10 +54,10 @@ class Topology:
     moves: NDArray[np.float64]
 
     @classmethod
-    def start(cls, phones: Sequence[str]) -> Topology:
+    def initial(cls, phones: Sequence[str]) -> Topology:
         """The topology before anything was learned."""
         quiet = [phone in (SILENCE, NOISE) for phone in phones]
-        sizes = [_WIDEST if q else FEWEST_FRAMES for q in quiet]
+        sizes = [_WIDEST if q else MIN_PHONE_FRAMES for q in quiet]
         moves = np.stack([_silence() if q else _speech() for q in quiet])
         return cls(phones=tuple(phones), first=np.cumsum([0, *sizes]), moves=moves)
 
@@ -70,8 +70,8 @@ class Topology:
         """How many states a phone has."""
         return int(self.first[phone + 1] - self.first[phone])
 
-    def learn(self, counts: NDArray[np.float64]) -> Topology:
-        """The topology whose probabilities are the shares of counted moves.
+    def reestimate(self, counts: NDArray[np.float64]) -> Topology:
+        """The topology whose shares are the shares of counted moves.
 
         Args:
             counts: Phones x 5 x 6. A move that the topology allows counts once more than it was

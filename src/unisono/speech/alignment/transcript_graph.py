@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.speech.alignment.state_tying import Tying
-from unisono.speech.alignment.topology import LEAVE, Topology
+from unisono.speech.alignment.decision_tree import StateTying
+from unisono.speech.alignment.topology import EXIT, Topology
 from unisono.speech.corpus.lexicon import SILENCE, Lexicon
 
 Ints = NDArray[np.int64]
@@ -20,7 +20,7 @@ _GAP = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Paths:
+class TranscriptGraph:
     """A graph of S places, each a state of one phone at one point of the transcript.
 
     Edges lead from place to place, a frame each; leaving the transcript is an edge without an
@@ -35,8 +35,8 @@ class Paths:
         gap: For each instance, whether it is optional silence.
         word: For each instance, the place in the transcript of the word that it is said for;
             -1 for optional silence.
-        begin: The places that may come first.
-        begin_silent: Whether each of them is optional silence.
+        initial: The places that may come first.
+        initial_silence: Whether each of them is optional silence.
         source: The place that each edge leaves.
         target: The place that it leads to; -1: out of the transcript.
         move: The column of the topology's moves that it takes.
@@ -49,8 +49,8 @@ class Paths:
     instance: Ints
     gap: NDArray[np.bool_]
     word: Ints
-    begin: Ints
-    begin_silent: NDArray[np.bool_]
+    initial: Ints
+    initial_silence: NDArray[np.bool_]
     source: Ints
     target: Ints
     move: Ints
@@ -96,7 +96,7 @@ def _lay_phones(words: Sequence[str], lexicon: Lexicon, topology: Topology) -> _
 class _Copies:
     """Each node once for each pair of neighbours that its states depend on."""
 
-    def __init__(self, phones: _Phones, tying: Tying) -> None:
+    def __init__(self, phones: _Phones, tying: StateTying) -> None:
         self._phones = phones
         after: list[set[int]] = [set() for _ in phones.phone]
         for node, before in enumerate(phones.before):
@@ -111,7 +111,7 @@ class _Copies:
         self.right: list[int | None] = []
         for node, phone in enumerate(phones.phone):
             pairs: list[tuple[int | None, int | None]] = [(None, None)]
-            if not tying.free(phone):
+            if not tying.context_independent(phone):
                 lefts = {self.name(earlier) for earlier in phones.before[node]}
                 pairs = [(a, b) for a in sorted(lefts) for b in sorted(after[node])]
             self.of.append(list(range(len(self.node), len(self.node) + len(pairs))))
@@ -136,47 +136,49 @@ class _Copies:
         return (copy for copy in self.of[node] if sides[copy] in (None, _OUTSIDE))
 
 
-def lay_paths(words: Sequence[str], lexicon: Lexicon, topology: Topology, tying: Tying) -> Paths:
+def build_transcript_graph(
+    words: Sequence[str], lexicon: Lexicon, topology: Topology, tying: StateTying
+) -> TranscriptGraph:
     """Lays the ways to say some words, with optional silence before, between and after them."""
     phones = _lay_phones(words, lexicon, topology)
     copies = _Copies(phones, tying)
     sizes = [topology.size(phones.phone[node]) for node in copies.node]
     first = np.cumsum([0, *sizes])
-    places: list[tuple[int, int, int, int]] = []
+    nodes: list[tuple[int, int, int, int]] = []
     edges: list[tuple[int, int, int, int]] = []
-    begin: list[tuple[int, bool]] = []
+    initial: list[tuple[int, bool]] = []
     for copy, node in enumerate(copies.node):
         phone = phones.phone[node]
-        row = tying.row(copies.left[copy] or 0, phone, copies.right[copy] or 0)
-        places += [(state, phone, local, copy) for local, state in enumerate(row)]
-        moves = np.argwhere(topology.moves[phone, :, :LEAVE] > 0).tolist()
+        states = tying.states_of(copies.left[copy] or 0, phone, copies.right[copy] or 0)
+        nodes += [(state, phone, local, copy) for local, state in enumerate(states)]
+        moves = np.argwhere(topology.moves[phone, :, :EXIT] > 0).tolist()
         edges += [(int(first[copy]) + i, int(first[copy]) + j, j, 0) for i, j in moves]
         for earlier, silence in phones.before[node].items():
             if earlier < 0:
                 if copies.left[copy] in (None, _OUTSIDE):
-                    begin.append((int(first[copy]), phones.word[node] == _GAP))
+                    initial.append((int(first[copy]), phones.word[node] == _GAP))
                 continue
             edges += [
-                (int(first[other + 1]) - 1, int(first[copy]), LEAVE, silence)
+                (int(first[other + 1]) - 1, int(first[copy]), EXIT, silence)
                 for other in copies.of[earlier]
                 if copies.follow(other, copy)
             ]
     for node, silence in phones.ends.items():
         edges += [
-            (int(first[copy + 1]) - 1, -1, LEAVE, silence)
+            (int(first[copy + 1]) - 1, -1, EXIT, silence)
             for copy in copies.outer(node, copies.right)
         ]
-    laid, linked = np.array(places), np.array(edges)
+    graphs, linked = np.array(nodes), np.array(edges)
     word = np.array([phones.word[node] for node in copies.node])
-    return Paths(
-        state=laid[:, 0],
-        phone=laid[:, 1],
-        local=laid[:, 2],
-        instance=laid[:, 3],
+    return TranscriptGraph(
+        state=graphs[:, 0],
+        phone=graphs[:, 1],
+        local=graphs[:, 2],
+        instance=graphs[:, 3],
         gap=word == _GAP,
         word=word,
-        begin=np.array([place for place, _ in begin]),
-        begin_silent=np.array([silent for _, silent in begin]),
+        initial=np.array([node for node, _ in initial]),
+        initial_silence=np.array([silent for _, silent in initial]),
         source=linked[:, 0],
         target=linked[:, 1],
         move=linked[:, 2],
@@ -184,12 +186,14 @@ def lay_paths(words: Sequence[str], lexicon: Lexicon, topology: Topology, tying:
     )
 
 
-def count_places(words: Sequence[str], lexicon: Lexicon) -> int:
-    """About how many places `lay_paths` lays where states do not depend on neighbours."""
+def estimate_nodes(words: Sequence[str], lexicon: Lexicon) -> int:
+    """About how many places `build_transcript_graph` lays where states do not depend on neighbours."""
     return sum(8 + 3 * sum(map(len, lexicon.entries[word])) for word in words)
 
 
-def equal_states(words: Sequence[str], frames: int, lexicon: Lexicon, topology: Topology) -> Ints:
+def equal_alignment(
+    words: Sequence[str], frames: int, lexicon: Lexicon, topology: Topology
+) -> Ints:
     """States for a flat start: silence, the words' first variants, silence, in equal parts.
 
     Silence is left out where there are fewer frames than states.
@@ -197,9 +201,9 @@ def equal_states(words: Sequence[str], frames: int, lexicon: Lexicon, topology: 
     numbers = {name: number for number, name in enumerate(topology.phones)}
     said = [phone for word in words for phone in lexicon.entries[word][0]]
     for phones in ([SILENCE, *said, SILENCE], said):
-        row = np.concatenate(
+        states = np.concatenate(
             [np.arange(*topology.first[numbers[name] : numbers[name] + 2]) for name in phones]
         )
-        if len(row) <= frames:
+        if len(states) <= frames:
             break
-    return np.asarray(row[np.arange(frames) * len(row) // frames])
+    return np.asarray(states[np.arange(frames) * len(states) // frames])

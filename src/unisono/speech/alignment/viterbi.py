@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.speech.alignment.gmm import Frames
-from unisono.speech.alignment.topology import LEAVE
-from unisono.speech.alignment.transcript_graph import Ints, Paths
+from unisono.speech.alignment.topology import EXIT
+from unisono.speech.alignment.transcript_graph import Ints, TranscriptGraph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class ViterbiResult:
     """The best paths of a block of utterances.
 
     Attributes:
@@ -32,7 +32,7 @@ class Found:
     silences: int
 
 
-class Block:
+class GraphBatch:
     """Paths of several utterances as one graph without edges between them.
 
     All utterances advance by one frame at a time: with alpha_t(j) the best score of any path
@@ -45,7 +45,7 @@ class Block:
     each place and frame the number of the best edge is kept, and the paths are read backwards.
     """
 
-    def __init__(self, paths: Sequence[Paths], lengths: Sequence[int]) -> None:
+    def __init__(self, paths: Sequence[TranscriptGraph], lengths: Sequence[int]) -> None:
         """Joins the paths of utterances with so many frames."""
         sizes = [len(p.state) for p in paths]
         offsets = np.cumsum([0, *sizes[:-1]])
@@ -61,8 +61,8 @@ class Block:
         )
         self._gap = np.concatenate([p.gap for p in paths])
         self._word = np.concatenate([p.word for p in paths])
-        self._begin = np.concatenate([p.begin + o for p, o in zip(paths, offsets, strict=True)])
-        self._begin_silent = np.concatenate([p.begin_silent for p in paths])
+        self._begin = np.concatenate([p.initial + o for p, o in zip(paths, offsets, strict=True)])
+        self._begin_silent = np.concatenate([p.initial_silence for p in paths])
         source = np.concatenate([p.source + o for p, o in zip(paths, offsets, strict=True)])
         target = np.concatenate(
             [np.where(p.target < 0, -1, p.target + o) for p, o in zip(paths, offsets, strict=True)]
@@ -88,7 +88,7 @@ class Block:
         moves: NDArray[np.float64],
         silence: float,
         scale: float,
-    ) -> Found:
+    ) -> ViterbiResult:
         """Finds the best path of each utterance.
 
         Args:
@@ -144,26 +144,26 @@ class Block:
         last: Ints,
         reached: NDArray[np.bool_],
         shape: tuple[int, ...],
-    ) -> Found:
-        place = np.zeros(self._starts[-1], dtype=np.int64)
+    ) -> ViterbiResult:
+        node = np.zeros(self._starts[-1], dtype=np.int64)
         now = last.copy()
         for t in range(len(choice) - 1, -1, -1):
             live = np.flatnonzero(self._lengths > t)
             at = now[live]
-            place[self._starts[live] + t] = at
+            node[self._starts[live] + t] = at
             # An utterance without a path leads outside; it stays where it is.
             now[live] = np.maximum(self._before[choice[t, at], at], 0)
-        after = np.append(self._instance[place][1:], -1)
-        move = np.where(after == self._instance[place], np.append(self._local[place][1:], 0), LEAVE)
-        move[self._starts[1:] - 1] = LEAVE
+        after = np.append(self._instance[node][1:], -1)
+        move = np.where(after == self._instance[node], np.append(self._local[node][1:], 0), EXIT)
+        move[self._starts[1:] - 1] = EXIT
         good = np.repeat(reached, self._lengths)
         counts = np.zeros(shape)
-        chosen = place[good]
+        chosen = node[good]
         np.add.at(counts, (self._phone[chosen], self._local[chosen], move[good]), 1)
-        left = (move == LEAVE) & good & self._gap[self._instance[place]]
-        return Found(
-            states=self._state[place],
-            words=self._word[self._instance[place]],
+        left = (move == EXIT) & good & self._gap[self._instance[node]]
+        return ViterbiResult(
+            states=self._state[node],
+            words=self._word[self._instance[node]],
             reached=reached,
             moves=counts,
             silences=int(left.sum()),
@@ -178,7 +178,7 @@ class _Edges:
         self._move, self._silence = move[which], silence[which]
 
     def scores(
-        self, block: Block, moves: NDArray[np.float64], taken: NDArray[np.float64]
+        self, block: GraphBatch, moves: NDArray[np.float64], taken: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """What each edge costs: the move, and the silence taken or passed by."""
         phone, local = block._phone[self.source], block._local[self.source]

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from unisono.speech.alignment.trainer import Aligned
-from unisono.speech.corpus.ctm import Timed, ctm_line
+from unisono.speech.alignment.trainer import Alignment
+from unisono.speech.corpus.ctm import TimedWord, ctm_line
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.features.spectrum import SHIFT_S, WINDOW_S
 
 
-def timed_words(words: Sequence[str], path: Aligned, shift: float = SHIFT_S) -> list[Timed]:
+def timed_words(words: Sequence[str], path: Alignment, shift: float = SHIFT_S) -> list[TimedWord]:
     """The words of an utterance with their times from its first sample on.
 
     Frame t is computed from the samples of t * 10 ms to t * 10 ms + 25 ms and speaks for their
@@ -31,18 +31,18 @@ def timed_words(words: Sequence[str], path: Aligned, shift: float = SHIFT_S) -> 
     begins = np.flatnonzero(np.diff(path.words, prepend=-1) != 0)
     ends = [*begins[1:].tolist(), len(path.words)]
     return [
-        Timed(word=words[path.words[first]], start=boundary(first), end=boundary(last))
+        TimedWord(word=words[path.words[first]], start=boundary(first), end=boundary(last))
         for first, last in zip(begins.tolist(), ends, strict=True)
         if path.words[first] >= 0
     ]
 
 
-def word_times(aligned: Iterable[tuple[Utterance, Aligned]], shift: float = SHIFT_S) -> str:
+def word_times(aligned: Iterable[tuple[Utterance, Alignment]], shift: float = SHIFT_S) -> str:
     """A CTM file of all utterances at their own speed, by recordings and times in them."""
     lines = []
     for utterance, path in aligned:
         if utterance.speed == 1:
-            for timed in timed_words(utterance.words, path, shift):
-                moved = timed.moved(utterance.start)
-                lines.append(ctm_line(utterance.recording, utterance.channel + 1, moved))
+            for timed_word in timed_words(utterance.words, path, shift):
+                shifted = timed_word.shifted(utterance.start)
+                lines.append(ctm_line(utterance.recording, utterance.channel + 1, shifted))
     return "".join(lines)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.errors import UserError
-from unisono.speech.corpus.exclusions import Reason, SetAside
+from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
 
 _GZIP = b"\x1f\x8b"
 
@@ -66,9 +66,9 @@ class Utterance:
         return self.audio.endswith("|")
 
 
-def read_data(
+def read_data_directory(
     folder: Path,
-    aside: SetAside,
+    exclusions: Exclusions,
     *,
     transcribed: bool,
     allow_pipes: bool = False,
@@ -81,7 +81,7 @@ def read_data(
 
     Args:
         folder: The data directory.
-        aside: Takes the utterances that cannot be used.
+        exclusions: Takes the utterances that cannot be used.
         transcribed: Whether utterances without a transcript are set aside.
         allow_pipes: Whether wav.scp may hold commands.
         channel: Which channel of recordings, where `segments` does not say.
@@ -96,35 +96,37 @@ def read_data(
     if not folder.is_dir():
         raise UserError(f"no data directory at {folder}")
     source = "feats.scp" if features else "wav.scp"
-    recordings = _read_table(folder / source, aside)
+    recordings = _read_table(folder / source, exclusions)
     if not (folder / "utt2spk").is_file():
         raise UserError(
             f"{folder} has no utt2spk: write a line an utterance, its name and its speaker "
             "(where nobody knows the speakers, its name twice)"
         )
-    speakers = _read_table(folder / "utt2spk", aside)
+    speakers = _read_table(folder / "utt2spk", exclusions)
     has_text = transcribed or (folder / "text").is_file()
-    texts = _read_table(folder / "text", aside) if has_text else {}
+    texts = _read_table(folder / "text", exclusions) if has_text else {}
     if (folder / "segments").is_file() and not features:
-        pieces = _read_segments(folder / "segments", aside)
+        pieces = _read_segments(folder / "segments", exclusions)
     else:
         pieces = {name: _Piece(name) for name in recordings}
     for name in texts:
         if name not in pieces:
-            aside.add(name, Reason.NO_AUDIO, "it is in text only")
+            exclusions.add(name, ExclusionReason.NO_AUDIO, "it is in text only")
     usable = []
     for name, piece in sorted(pieces.items()):
         audio = recordings.get(piece.recording, "")
         words = tuple(texts.get(name, "").split())
         if not audio:
-            aside.add(name, Reason.NO_AUDIO, f"{source} has nothing for {piece.recording}")
+            exclusions.add(
+                name, ExclusionReason.NO_AUDIO, f"{source} has nothing for {piece.recording}"
+            )
         elif audio.endswith("|") and not allow_pipes:
-            aside.add(name, Reason.PIPE, audio)
+            exclusions.add(name, ExclusionReason.PIPE, audio)
         elif not speakers.get(name, "").split():
-            aside.add(name, Reason.NO_SPEAKER)
+            exclusions.add(name, ExclusionReason.NO_SPEAKER)
         elif transcribed and not words:
-            aside.add(name, Reason.NO_TEXT)
-        if name not in aside:
+            exclusions.add(name, ExclusionReason.NO_TEXT)
+        if name not in exclusions:
             usable.append(
                 Utterance(
                     id=name,
@@ -139,13 +141,13 @@ def read_data(
                 )
             )
     if not usable:
-        raise nothing_usable(folder, aside)
+        raise no_usable_utterance(folder, exclusions)
     return usable
 
 
-def nothing_usable(folder: Path, aside: SetAside) -> UserError:
+def no_usable_utterance(folder: Path, exclusions: Exclusions) -> UserError:
     """The error for a data directory of which nothing is left."""
-    why = "; ".join(aside.summary()) or "it lists none"
+    why = "; ".join(exclusions.summary()) or "it lists none"
     return UserError(f"no usable utterance in {folder}: {why}")
 
 
@@ -173,20 +175,20 @@ def read_lines(path: Path) -> list[str]:
     return [line for line in lines if line.split()]
 
 
-def _read_table(path: Path, aside: SetAside) -> dict[str, str]:
+def _read_table(path: Path, exclusions: Exclusions) -> dict[str, str]:
     """Reads lines of a name and its value; names with two values are set aside."""
     table: dict[str, str] = {}
     for line in read_lines(path):
         name, *rest = line.split(maxsplit=1)
         value = rest[0] if rest else ""
         if table.setdefault(name, value) != value:
-            aside.add(name, Reason.DUPLICATE, f"in {path.name}")
+            exclusions.add(name, ExclusionReason.DUPLICATE, f"in {path.name}")
     return table
 
 
-def _read_segments(path: Path, aside: SetAside) -> dict[str, _Piece]:
+def _read_segments(path: Path, exclusions: Exclusions) -> dict[str, _Piece]:
     pieces: dict[str, _Piece] = {}
-    for name, value in _read_table(path, aside).items():
+    for name, value in _read_table(path, exclusions).items():
         try:
             recording, first, last, *channel = value.split()
             start, end, side = float(first), float(last), [int(number) for number in channel]
@@ -198,5 +200,5 @@ def _read_segments(path: Path, aside: SetAside) -> dict[str, _Piece]:
             pieces[name] = _Piece(recording, start, None if end == -1 else end, *side)
         else:
             detail = f"not 'recording start end', and a channel if need be: {value!r}"
-            aside.add(name, Reason.SEGMENT, detail)
+            exclusions.add(name, ExclusionReason.SEGMENT, detail)
     return pieces

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from unicodedata import normalize
 
-_NAMES_SHOWN = 3
+_SHOWN = 3
 _DETAIL_SHOWN = 200
 
 
@@ -16,7 +16,7 @@ def _form(word: str) -> str:
     return normalize("NFKC", word).casefold()
 
 
-class Reason(Enum):
+class ExclusionReason(Enum):
     """Why an utterance is set aside."""
 
     DUPLICATE = "the id occurs twice with different contents"
@@ -37,23 +37,23 @@ class Reason(Enum):
     NO_PATH = "no path through the text fits the audio"
 
 
-class SetAside:
+class Exclusions:
     """Who was set aside, why, and what exactly was wrong."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[Reason, str]] = {}
+        self._entries: dict[str, tuple[ExclusionReason, str]] = {}
         self._words: Counter[str] = Counter()
-        self._alike: dict[str, str] = {}
+        self._variants: dict[str, str] = {}
 
-    def add(self, utterance: str, reason: Reason, detail: str = "") -> None:
+    def add(self, utterance: str, reason: ExclusionReason, detail: str = "") -> None:
         """Sets an utterance aside; the first reason given is the one that counts."""
         self._entries.setdefault(utterance, (reason, detail))
 
-    def add_words(self, words: Iterable[str]) -> None:
+    def add_oov_words(self, words: Iterable[str]) -> None:
         """Counts words that have no pronunciation, whatever became of their utterances."""
         self._words.update(words)
 
-    def add_alike(self, known: Iterable[str]) -> None:
+    def add_spelling_variants(self, known: Iterable[str]) -> None:
         """Notes which words without pronunciation differ from known ones in nothing but form.
 
         Args:
@@ -62,7 +62,7 @@ class SetAside:
         if self._words:
             forms = {_form(word): word for word in known}
             alike = {word: forms.get(_form(word), "") for word in sorted(self._words)}
-            self._alike = {word: other for word, other in alike.items() if other}
+            self._variants = {word: other for word, other in alike.items() if other}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,18 +70,18 @@ class SetAside:
     def __contains__(self, utterance: object) -> bool:
         return utterance in self._entries
 
-    def count(self, reason: Reason) -> int:
+    def count(self, reason: ExclusionReason) -> int:
         """How many utterances were set aside for a reason."""
         return sum(why is reason for why, _ in self._entries.values())
 
     def summary(self) -> list[str]:
         """A line a reason, with the first names and what exactly is wrong with the first one."""
         lines = []
-        for reason in Reason:
+        for reason in ExclusionReason:
             names = [name for name, (why, _) in self._entries.items() if why is reason]
             if names:
-                more = ", ..." if len(names) > _NAMES_SHOWN else ""
-                shown = ", ".join(names[:_NAMES_SHOWN])
+                more = ", ..." if len(names) > _SHOWN else ""
+                shown = ", ".join(names[:_SHOWN])
                 detail = " ".join(self._entries[names[0]][1].split())[:_DETAIL_SHOWN]
                 lines.append(
                     f"set aside {len(names)}: {reason.value}: {shown}{more}"
@@ -90,12 +90,12 @@ class SetAside:
         if self._words:
             words = ", ".join(f"{word} ({n})" for word, n in self._words.most_common(10))
             lines.append(f"{len(self._words)} words without pronunciation: {words}")
-        if self._alike:
-            word, other = next(iter(self._alike.items()))
+        if self._variants:
+            word, other = next(iter(self._variants.items()))
             # What looks the same is shown by its codes.
             show = ascii if normalize("NFKC", word) == normalize("NFKC", other) else repr
             lines.append(
-                f"{len(self._alike)} of them are in the lexicon in another form, "
+                f"{len(self._variants)} of them are in the lexicon in another form, "
                 f"{show(word)} as {show(other)}: write both alike"
             )
         return lines

@@ -16,8 +16,8 @@ NOISE = "SPN"
 """The phone of what has no pronunciation: unknown words and noise."""
 UNKNOWN = "<unk>"
 """The word that stands for words without pronunciation."""
-_MOST_PHONES = 10_000
-_QUIET = frozenset({SILENCE, NOISE})
+_MAX_PHONES = 10_000
+_NON_SPEECH = frozenset({SILENCE, NOISE})
 _RESERVED = {"<eps>", "<s>", "</s>", "#0"}
 
 
@@ -37,11 +37,11 @@ class Lexicon:
 
     Attributes:
         entries: The pronunciations of each word, the first one first.
-        shares: How likely those are whose probability is given, and not 1.
+        probabilities: How likely those are whose probability is given, and not 1.
     """
 
     entries: dict[str, list[Pronunciation]] = field(repr=False)
-    shares: dict[tuple[str, Pronunciation], float] = field(default_factory=dict, repr=False)
+    probabilities: dict[tuple[str, Pronunciation], float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Lexicon:
@@ -55,7 +55,7 @@ class Lexicon:
             UserError: The file cannot be read, or a line is not a word and its phones.
         """
         entries: dict[str, list[Pronunciation]] = {}
-        shares: dict[tuple[str, Pronunciation], float] = {}
+        probabilities: dict[tuple[str, Pronunciation], float] = {}
         rows = [line.split() for line in read_lines(path)]
         weighted = all(len(row) > 2 and 0 < _number(row[1]) <= 1 for row in rows)
         more = weighted and all(len(row) > 5 and min(map(_number, row[2:5])) >= 0 for row in rows)
@@ -67,16 +67,18 @@ class Lexicon:
             if named:
                 line = " ".join(row)
                 raise UserError(f"{path}: {named[0]!r} in {line!r} is a reserved name; rename it")
-            said = tuple(p.upper() if p.upper() in _QUIET else p for p in phones)
+            said = tuple(p.upper() if p.upper() in _NON_SPEECH else p for p in phones)
             variants = entries.setdefault(word, [])
             if said not in variants:
                 variants.append(said)
             if weighted:
-                shares[word, said] = max(shares.get((word, said), 0.0), float(row[1]))
+                probabilities[word, said] = max(probabilities.get((word, said), 0.0), float(row[1]))
         if not entries:
             raise UserError(f"{path} holds no word: give lines of a word and its phones")
-        read = cls(entries=entries, shares={key: p for key, p in shares.items() if p < 1})
-        if len(read.phones) > _MOST_PHONES:
+        read = cls(
+            entries=entries, probabilities={key: p for key, p in probabilities.items() if p < 1}
+        )
+        if len(read.phones) > _MAX_PHONES:
             raise UserError(
                 f"{path} has {len(read.phones)} different phones, such as {read.phones[-1]!r}: "
                 "it must have lines of a word and its phones"
@@ -84,15 +86,15 @@ class Lexicon:
         return read
 
     @property
-    def unknown(self) -> str:
+    def unknown_word(self) -> str:
         """The word that stands for unknown ones, as the lexicon spells it."""
         return next((word for word in self.entries if word.lower() == UNKNOWN), UNKNOWN)
 
-    def with_unknown(self) -> Lexicon:
+    def with_unknown_word(self) -> Lexicon:
         """The same with the unknown word, said as noise, unless it has it already."""
-        return replace(self, entries={self.unknown: [(NOISE,)], **self.entries})
+        return replace(self, entries={self.unknown_word: [(NOISE,)], **self.entries})
 
-    def within(self, phones: Collection[str]) -> Lexicon:
+    def restricted_to(self, phones: Collection[str]) -> Lexicon:
         """The pronunciations that have no other phones, and the words that have such."""
         known = {w: [p for p in ps if set(p).issubset(phones)] for w, ps in self.entries.items()}
         return replace(self, entries={word: said for word, said in known.items() if said})
@@ -102,7 +104,9 @@ class Lexicon:
         lines = []
         for word, variants in self.entries.items():
             for said in variants:
-                share = f"{self.shares.get((word, said), 1.0)!r} " if self.shares else ""
+                share = (
+                    f"{self.probabilities.get((word, said), 1.0)!r} " if self.probabilities else ""
+                )
                 lines.append(f"{word} {share}{' '.join(said)}\n")
         path.write_text("".join(lines), encoding="utf-8")
 
@@ -112,9 +116,11 @@ class Lexicon:
         return sorted(self.entries)
 
     @property
-    def spoken(self) -> set[str]:
+    def speech_words(self) -> set[str]:
         """The words that are not silence and noise alone, however they are said."""
-        return {w for w, variants in self.entries.items() if any(set(p) - _QUIET for p in variants)}
+        return {
+            w for w, variants in self.entries.items() if any(set(p) - _NON_SPEECH for p in variants)
+        }
 
     @property
     def phones(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import UserError
-from unisono.speech.alignment.gmm import Mixtures
-from unisono.speech.alignment.state_tying import Tying
+from unisono.speech.alignment.decision_tree import StateTying
+from unisono.speech.alignment.gmm import GaussianMixtures
 from unisono.speech.alignment.topology import Topology
-from unisono.speech.alignment.worker import Acoustic
+from unisono.speech.alignment.trainer import GmmHmm
+from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.corpus.lexicon import Lexicon
-from unisono.speech.features.extractors import Features
-from unisono.speech.graph.language_model import Ngrams, read_arpa
+from unisono.speech.features.extraction import (
+    UtteranceFeatures,
+    cepstral_cmvn_stats,
+    gmm_features,
+    network_cmvn_stats,
+    normalize,
+)
+from unisono.speech.features.extractors import FeatureType
+from unisono.speech.graph.language_model import NgramModel, read_arpa
 
-FOLDER = "speech"
+ASSETS_FOLDER = "speech"
 """The folder's name within a PREP or a run."""
-SAMPLE = "heldout.npz"
+TUNING_SET_FILE = "heldout.npz"
 """The file within it that has the held-out utterances."""
 _FORMAT_VERSION = 1
+# Tuning decodes the sample some twenty times; more utterances, or a quarter of an hour and more,
+# would hardly change the choice.
+_MAX_UTTERANCES = 200
+_MAX_FRAMES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sample:
+class TuningSet:
     """Held-out utterances, to tune decoding with.
 
     Attributes:
@@ -45,8 +58,25 @@ class Sample:
     words: list[tuple[str, ...]]
 
 
+def select_tuning_set(heldout: Sequence[tuple[Utterance, UtteranceFeatures]]) -> TuningSet | None:
+    """Some held-out utterances, evenly spread over the speakers."""
+    if not heldout:
+        return None
+    frames = sum(len(h.network) for _, h in heldout)
+    count = min(_MAX_UTTERANCES, max(1, _MAX_FRAMES * len(heldout) // frames))
+    chosen = sorted({round(i) for i in np.linspace(0, len(heldout) - 1, count)})
+    some = [heldout[n] for n in chosen]
+    network, gaussian = network_cmvn_stats(heldout), cepstral_cmvn_stats(heldout)
+    return TuningSet(
+        starts=np.cumsum([0] + [len(h.network) for _, h in some]),
+        network=np.concatenate([normalize(h.network, network[u.speaker]) for u, h in some]),
+        gaussian=np.concatenate([gmm_features(h.cepstra, gaussian[u.speaker]) for u, h in some]),
+        words=[u.words for u, _ in some],
+    )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kit:
+class DecodingAssets:
     """What decoding needs.
 
     Attributes:
@@ -55,21 +85,21 @@ class Kit:
         dimension: Numbers in a frame that the network hears.
         bands: Whether features made elsewhere are log energies of bands.
         lexicon: The words.
-        acoustic: The Gaussian model; its phones and states are the network's, too.
-        language: The language model of all training text.
-        tuning_language: The one without the text of the held-out speakers, to tune with.
-        sample: Held-out utterances; none where no speaker was held out.
+        gmm_hmm: The Gaussian model; its phones and states are the network's, too.
+        language_model: The language model of all training text.
+        tuning_language_model: The one without the text of the held-out speakers, to tune with.
+        tuning_set: Held-out utterances; none where no speaker was held out.
     """
 
-    features: Features
+    features: FeatureType
     rate: int
     dimension: int
     bands: bool
     lexicon: Lexicon
-    acoustic: Acoustic
-    language: Ngrams
-    tuning_language: Ngrams
-    sample: Sample | None
+    gmm_hmm: GmmHmm
+    language_model: NgramModel
+    tuning_language_model: NgramModel
+    tuning_set: TuningSet | None
 
     def write(self, folder: Path) -> None:
         """Writes everything into a folder that exists."""
@@ -79,17 +109,19 @@ class Kit:
             "rate": self.rate,
             "dimension": self.dimension,
             "bands": self.bands,
-            "silence": self.acoustic.silence,
-            "phones": list(self.acoustic.topology.phones),
-            "words": None if self.sample is None else [" ".join(w) for w in self.sample.words],
+            "silence": self.gmm_hmm.silence,
+            "phones": list(self.gmm_hmm.topology.phones),
+            "words": None
+            if self.tuning_set is None
+            else [" ".join(w) for w in self.tuning_set.words],
         }
         (folder / "speech.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        tree = json.dumps(self.acoustic.tying.to_json())
+        tree = json.dumps(self.gmm_hmm.tying.to_json())
         (folder / "tree.json").write_text(tree + "\n", encoding="utf-8")
         self.lexicon.write(folder / "lexicon.txt")
-        self.language.write(folder / "lm.arpa")
-        self.tuning_language.write(folder / "lm_tuning.arpa")
-        mixtures, topology = self.acoustic.mixtures, self.acoustic.topology
+        self.language_model.write(folder / "lm.arpa")
+        self.tuning_language_model.write(folder / "lm_tuning.arpa")
+        mixtures, topology = self.gmm_hmm.mixtures, self.gmm_hmm.topology
         np.savez(
             folder / "gaussians.npz",
             starts=mixtures.starts,
@@ -99,22 +131,22 @@ class Kit:
             first=topology.first,
             moves=topology.moves,
         )
-        if self.sample is not None:
+        if self.tuning_set is not None:
             np.savez(
-                folder / SAMPLE,
-                starts=self.sample.starts,
-                network=self.sample.network.astype(np.float16),
-                gaussian=self.sample.gaussian.astype(np.float16),
+                folder / TUNING_SET_FILE,
+                starts=self.tuning_set.starts,
+                network=self.tuning_set.network.astype(np.float16),
+                gaussian=self.tuning_set.gaussian.astype(np.float16),
             )
 
     @classmethod
-    def read(cls, place: Path) -> Kit:
+    def read(cls, place: Path) -> DecodingAssets:
         """Reads the kit of a PREP or a run.
 
         Raises:
             UserError: There is none, or it is broken.
         """
-        folder = place / FOLDER
+        folder = place / ASSETS_FOLDER
         if not place.is_dir():
             raise UserError(
                 f"there is no run and no PREP at {place}: make one of them, first of all by "
@@ -122,7 +154,7 @@ class Kit:
             )
         if not (folder / "speech.json").is_file():
             raise UserError(
-                f"{place} cannot decode: it has no {FOLDER}/speech.json; "
+                f"{place} cannot decode: it has no {ASSETS_FOLDER}/speech.json; "
                 "make the PREP from a data directory: unisono prepare DATA --lexicon FILE"
             )
         try:
@@ -134,33 +166,33 @@ class Kit:
                 phones=tuple(facts["phones"]), first=model["first"], moves=model["moves"]
             )
             names = ("starts", "weights", "means", "variances")
-            mixtures = Mixtures(**{name: model[name] for name in names})
+            mixtures = GaussianMixtures(**{name: model[name] for name in names})
             tree = json.loads((folder / "tree.json").read_text(encoding="utf-8"))
-            acoustic = Acoustic(
+            gmm_hmm = GmmHmm(
                 mixtures=mixtures,
                 topology=topology,
-                tying=Tying.from_json(tree),
+                tying=StateTying.from_json(tree),
                 silence=float(facts["silence"]),
             )
-            sample = None
+            tuning_set = None
             if facts["words"] is not None:
-                arrays = _arrays(folder / SAMPLE)
-                sample = Sample(
+                arrays = _arrays(folder / TUNING_SET_FILE)
+                tuning_set = TuningSet(
                     starts=arrays["starts"],
                     network=arrays["network"].astype(np.float32),
                     gaussian=arrays["gaussian"].astype(np.float32),
                     words=[tuple(text.split()) for text in facts["words"]],
                 )
             return cls(
-                features=Features(facts["features"]),
+                features=FeatureType(facts["features"]),
                 rate=int(facts["rate"]),
                 dimension=int(facts["dimension"]),
                 bands=bool(facts.get("bands", facts["dimension"] > 20)),
                 lexicon=Lexicon.read(folder / "lexicon.txt"),
-                acoustic=acoustic,
-                language=read_arpa(folder / "lm.arpa"),
-                tuning_language=read_arpa(folder / "lm_tuning.arpa"),
-                sample=sample,
+                gmm_hmm=gmm_hmm,
+                language_model=read_arpa(folder / "lm.arpa"),
+                tuning_language_model=read_arpa(folder / "lm_tuning.arpa"),
+                tuning_set=tuning_set,
             )
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())

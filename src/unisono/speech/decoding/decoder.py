@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.speech.dependencies import package
-from unisono.speech.graph.decoding_graph import penalised
-from unisono.speech.graph.fst import Machine
-from unisono.speech.worker_pool import Crew
+from unisono.speech.dependencies import import_package
+from unisono.speech.graph.decoding_graph import add_word_insertion_penalty
+from unisono.speech.graph.fst import Fst
+from unisono.speech.worker_pool import WorkerPool
 
 Frames = NDArray[np.float32]
 Words = tuple[str, ...]
@@ -35,7 +35,7 @@ def _nothing_read() -> dict[Path, Any]:
 
 def _search(graphs: dict[Path, Any], task: _Task) -> list[int]:
     """The labels of the best path; without a way to an end, of the best one that got furthest."""
-    decoder, kaldifst = package("kaldi_decoder"), package("kaldifst")
+    decoder, kaldifst = import_package("kaldi_decoder"), import_package("kaldifst")
     if task.graph not in graphs:
         graphs.clear()  # one at a time: a graph of a large vocabulary takes much memory
         graphs[task.graph] = kaldifst.StdVectorFst.read(str(task.graph))
@@ -49,24 +49,24 @@ def _search(graphs: dict[Path, Any], task: _Task) -> list[int]:
 class Decoder:
     """Decodes with one graph and any scale and price of a word."""
 
-    def __init__(self, machine: Machine, words: Sequence[str], processes: int) -> None:
+    def __init__(self, graph: Fst, words: Sequence[str], processes: int) -> None:
         """Starts the processes.
 
         Args:
-            machine: The graph.
+            graph: The graph.
             words: The words by their labels in it.
             processes: How many search at a time.
         """
-        self._machine = machine
+        self._graph = graph
         self._words = words
         self._folder = tempfile.TemporaryDirectory(prefix="unisono-decode-")
-        self._crew = Crew(processes, _nothing_read)
+        self._pool = WorkerPool(processes, _nothing_read)
 
     def __enter__(self) -> Decoder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._crew.close()
+        self._pool.close()
         self._folder.cleanup()
 
     def decode(self, loglikes: Iterable[Frames], scale: float, penalty: float) -> list[Words]:
@@ -79,10 +79,10 @@ class Decoder:
         """
         path = Path(self._folder.name) / f"{penalty:.6f}.fst"
         if not path.exists():
-            penalised(self._machine, penalty).write(path)
+            add_word_insertion_penalty(self._graph, penalty).write(path)
         tasks = (
             _Task(graph=path, scores=np.ascontiguousarray(each * np.float32(scale)))
             for each in loglikes
         )
-        found = self._crew.map(_search, tasks)
+        found = self._pool.map(_search, tasks)
         return [tuple(self._words[label] for label in labels) for labels in found]

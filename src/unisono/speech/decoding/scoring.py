@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from unisono.speech.dependencies import package
+from unisono.speech.dependencies import import_package
 
 Words = tuple[str, ...]
 
@@ -18,7 +18,7 @@ _NOTHING = "***"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errors:
+class ErrorCounts:
     """Errors against a reference of so many words (or characters)."""
 
     insertions: int = 0
@@ -26,8 +26,8 @@ class Errors:
     substitutions: int = 0
     words: int = 0
 
-    def __add__(self, other: Errors) -> Errors:
-        return Errors(
+    def __add__(self, other: ErrorCounts) -> ErrorCounts:
+        return ErrorCounts(
             insertions=self.insertions + other.insertions,
             deletions=self.deletions + other.deletions,
             substitutions=self.substitutions + other.substitutions,
@@ -58,11 +58,11 @@ class Score:
         aligned: Reference over hypothesis, for each utterance with an error.
     """
 
-    errors: Errors
-    characters: Errors
+    errors: ErrorCounts
+    characters: ErrorCounts
     interval: tuple[float, float]
     sentences: tuple[int, int]
-    speakers: dict[str, Errors]
+    speakers: dict[str, ErrorCounts]
     aligned: list[str]
 
     def facts(self) -> dict[str, JsonValue]:
@@ -100,10 +100,10 @@ class Score:
         return lines
 
 
-def count_errors(reference: Sequence[str], found: Sequence[str]) -> Errors:
+def count_errors(reference: Sequence[str], found: Sequence[str]) -> ErrorCounts:
     """Counts the errors of the alignment that has the fewest."""
-    counted = package("kaldialign").edit_distance(list(reference), list(found))
-    return Errors(
+    counted = import_package("kaldialign").edit_distance(list(reference), list(found))
+    return ErrorCounts(
         insertions=counted["ins"],
         deletions=counted["del"],
         substitutions=counted["sub"],
@@ -121,8 +121,8 @@ def score(
         found: What was found, for the same utterances.
         speakers: Who said it.
     """
-    errors, characters, wrong = Errors(), Errors(), 0
-    by_speaker: dict[str, Errors] = {}
+    errors, characters, wrong = ErrorCounts(), ErrorCounts(), 0
+    by_speaker: dict[str, ErrorCounts] = {}
     aligned = []
     counts = []
     for name, reference in references.items():
@@ -130,10 +130,10 @@ def score(
         errors += own
         counts.append((own.total, own.words))
         characters += count_errors("".join(reference), "".join(found[name]))
-        by_speaker[speakers[name]] = by_speaker.get(speakers[name], Errors()) + own
+        by_speaker[speakers[name]] = by_speaker.get(speakers[name], ErrorCounts()) + own
         if own.total:
             wrong += 1
-            aligned.append(_beside(name, reference, found[name]))
+            aligned.append(_side_by_side(name, reference, found[name]))
     return Score(
         errors=errors,
         characters=characters,
@@ -155,9 +155,9 @@ def _interval(counts: NDArray[np.int64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _beside(name: str, reference: Words, found: Words) -> str:
-    pairs = package("kaldialign").align(list(reference), list(found), _NOTHING)
+def _side_by_side(name: str, reference: Words, found: Words) -> str:
+    pairs = import_package("kaldialign").align(list(reference), list(found), _NOTHING)
     widths = [max(len(a), len(b)) for a, b in pairs]
     said = " ".join(f"{a:{w}}" for (a, _), w in zip(pairs, widths, strict=True))
-    heard = " ".join(f"{b:{w}}" for (_, b), w in zip(pairs, widths, strict=True))
-    return f"{name}\n  said   {said.rstrip()}\n  heard  {heard.rstrip()}\n"
+    extracted = " ".join(f"{b:{w}}" for (_, b), w in zip(pairs, widths, strict=True))
+    return f"{name}\n  said   {said.rstrip()}\n  heard  {extracted.rstrip()}\n"

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from unisono.speech.decoding.decoder import Decoder, Frames, Words
 from unisono.speech.decoding.scoring import count_errors
 
-_MIDDLE = 0.1
+_DEFAULT_SCALE = 0.1
 _MOVES = (((-2, 0), (2, 0)), ((-1, 0), (1, 0), (0, -1), (0, 1)))
 _STEPS_AN_OCTAVE = 3
-_PRICE_STEP = 0.5
-_FARTHEST = 15
+_PENALTY_STEP = 0.5
+_MAX_STEPS = 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TunedSettings:
     """What was chosen.
 
     Attributes:
@@ -27,7 +27,7 @@ class Tuned:
         tried: How many settings were tried.
     """
 
-    scale: float = _MIDDLE
+    scale: float = _DEFAULT_SCALE
     penalty: float = 0.0
     errors: int = 0
     words: int = 0
@@ -38,8 +38,8 @@ def tune(
     decoder: Decoder,
     loglikes: Sequence[Frames],
     references: Sequence[Words],
-    say: Callable[[str], None],
-) -> Tuned:
+    log: Callable[[str], None],
+) -> TunedSettings:
     """Finds the scale and the price with the fewest word errors.
 
     Scales are 0.1 * 2 ** (k / 3), prices are multiples of 0.5. From scale 0.1 without a price
@@ -51,26 +51,26 @@ def tune(
 
     def errors(point: tuple[int, int]) -> tuple[int, int, int]:
         if point not in known:
-            found = decoder.decode(loglikes, _scale(point), _price(point))
+            found = decoder.decode(loglikes, _scale(point), _penalty(point))
             known[point] = sum(
                 count_errors(reference, words).total
                 for reference, words in zip(references, found, strict=True)
             )
-            say(f"scale {_scale(point):.3f}, price {_price(point):+.1f}: {known[point]} errors")
+            log(f"scale {_scale(point):.3f}, price {_penalty(point):+.1f}: {known[point]} errors")
         return known[point], abs(point[1]), abs(point[0])
 
     best = (0, 0)
     for moves in _MOVES:
         while True:
             near = [(best[0] + k, best[1] + n) for k, n in moves]
-            inside = [point for point in near if max(map(abs, point)) <= _FARTHEST]
+            inside = [point for point in near if max(map(abs, point)) <= _MAX_STEPS]
             better = min([best, *inside], key=errors)
             if better == best:
                 break
             best = better
-    return Tuned(
+    return TunedSettings(
         scale=_scale(best),
-        penalty=_price(best),
+        penalty=_penalty(best),
         errors=known[best],
         words=sum(map(len, references)),
         tried=len(known),
@@ -78,8 +78,8 @@ def tune(
 
 
 def _scale(point: tuple[int, int]) -> float:
-    return float(_MIDDLE * 2 ** (point[0] / _STEPS_AN_OCTAVE))
+    return float(_DEFAULT_SCALE * 2 ** (point[0] / _STEPS_AN_OCTAVE))
 
 
-def _price(point: tuple[int, int]) -> float:
-    return _PRICE_STEP * point[1]
+def _penalty(point: tuple[int, int]) -> float:
+    return _PENALTY_STEP * point[1]

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.speech.corpus.data_directory import Utterance
-from unisono.speech.corpus.exclusions import Reason
-from unisono.speech.dependencies import package
+from unisono.speech.corpus.exclusions import ExclusionReason
+from unisono.speech.dependencies import import_package
 from unisono.speech.features.spectrum import frame_count
 
 Samples = NDArray[np.float64]
@@ -32,17 +32,17 @@ _COMMAND_TIMEOUT_S = 300
 _SLACK_S = 0.5
 
 
-class BadAudioError(Exception):
+class UtteranceError(Exception):
     """Audio of one utterance that cannot be used: the reason, and what exactly is wrong."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: ExclusionReason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class AudioReader:
     """How audio is read.
 
     Attributes:
@@ -57,7 +57,7 @@ class Reader:
         """The utterance's samples, from the header of its file alone (0 for a command).
 
         Raises:
-            BadAudioError: It cannot be used.
+            UtteranceError: It cannot be used.
         """
         if utterance.is_command:
             return 0
@@ -70,7 +70,7 @@ class Reader:
         """The frames that the utterance's samples make (0 for a command).
 
         Raises:
-            BadAudioError: It cannot be used.
+            UtteranceError: It cannot be used.
         """
         return frame_count(self.length(utterance), self.rate)
 
@@ -78,7 +78,7 @@ class Reader:
         """The utterance's samples, at the scale of 16-bit integers.
 
         Raises:
-            BadAudioError: They cannot be read.
+            UtteranceError: They cannot be read.
         """
         with _opened(utterance) as file:
             rate = int(file.samplerate)
@@ -87,30 +87,32 @@ class Reader:
             file.seek(first)
             samples = _read(file, last - first, utterance.channel)
         if not len(samples):
-            raise BadAudioError(Reason.UNREADABLE, "it holds no samples")
+            raise UtteranceError(ExclusionReason.UNREADABLE, "it holds no samples")
         if not np.isfinite(samples).all():
-            raise BadAudioError(Reason.UNREADABLE, "it holds samples that are not finite")
+            raise UtteranceError(ExclusionReason.UNREADABLE, "it holds samples that are not finite")
         played = rate * utterance.speed
         if played != self.rate:
-            samples = package("soxr").resample(samples, played, self.rate, quality="HQ")
+            samples = import_package("soxr").resample(samples, played, self.rate, quality="HQ")
         return samples
 
     def _check(self, rate: int, channels: int, channel: int) -> None:
         if rate != self.rate and not self.resample:
-            raise BadAudioError(Reason.RATE, f"{rate} Hz, not {self.rate} Hz")
+            raise UtteranceError(ExclusionReason.RATE, f"{rate} Hz, not {self.rate} Hz")
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-            raise BadAudioError(
-                Reason.RATE, f"{rate} Hz, outside of {LOWEST_RATE} to {HIGHEST_RATE} Hz"
+            raise UtteranceError(
+                ExclusionReason.RATE, f"{rate} Hz, outside of {LOWEST_RATE} to {HIGHEST_RATE} Hz"
             )
         if channel >= channels:
-            raise BadAudioError(Reason.CHANNEL, f"{channels} channels, none numbered {channel}")
+            raise UtteranceError(
+                ExclusionReason.CHANNEL, f"{channels} channels, none numbered {channel}"
+            )
 
 
 def sample_rate(utterance: Utterance) -> int:
     """The sample rate in Hz of an utterance's audio; a command is run.
 
     Raises:
-        BadAudioError: It cannot be read.
+        UtteranceError: It cannot be read.
     """
     with _opened(utterance) as file:
         return int(file.samplerate)
@@ -118,7 +120,7 @@ def sample_rate(utterance: Utterance) -> int:
 
 @contextmanager
 def _opened(utterance: Utterance) -> Iterator[Any]:
-    soundfile = package("soundfile")
+    soundfile = import_package("soundfile")
     source: Any = utterance.audio
     if utterance.is_command:
         source = io.BytesIO(run_command(utterance.audio[:-1]))
@@ -134,11 +136,11 @@ def probe(path: str) -> tuple[int, int, int]:
     """Reads the header of an audio file: samples, sample rate in Hz, channels.
 
     Raises:
-        BadAudioError: There is no such file, or its header cannot be read.
+        UtteranceError: There is no such file, or its header cannot be read.
     """
-    soundfile = package("soundfile")
+    soundfile = import_package("soundfile")
     if not os.path.isfile(path):
-        raise BadAudioError(Reason.NO_AUDIO, f"there is no file {path}")
+        raise UtteranceError(ExclusionReason.NO_AUDIO, f"there is no file {path}")
     try:
         info = soundfile.info(path)
     except (soundfile.SoundFileError, OSError, RuntimeError, ValueError) as error:
@@ -149,13 +151,13 @@ def probe(path: str) -> tuple[int, int, int]:
 def _bounds(utterance: Utterance, frames: int, rate: int) -> tuple[int, int]:
     """The first sample of an utterance in its recording, and the one past its last."""
     if not frames:
-        raise BadAudioError(Reason.UNREADABLE, "it holds no samples")
+        raise UtteranceError(ExclusionReason.UNREADABLE, "it holds no samples")
     length = frames / rate
     end = length if utterance.end is None else utterance.end
     # Compared in seconds: a time beyond all numbers of samples cannot be made one.
     if utterance.start >= length or end > length + _SLACK_S:
-        raise BadAudioError(
-            Reason.SEGMENT,
+        raise UtteranceError(
+            ExclusionReason.SEGMENT,
             f"{utterance.start:g} to {end:g} s of a recording of {length:.2f} s",
         )
     first = round(utterance.start * rate)
@@ -180,7 +182,7 @@ def run_command(command: str) -> bytes:
     """What a command writes; that of the last one is kept for the next segment of its recording.
 
     Raises:
-        BadAudioError: It fails, or takes longer than 5 minutes.
+        UtteranceError: It fails, or takes longer than 5 minutes.
     """
     try:
         done = subprocess.run(
@@ -196,9 +198,9 @@ def run_command(command: str) -> bytes:
         said = done.stderr.decode(errors="replace").split("\n")
         why = next((line.strip() for line in reversed(said) if line.strip()), "it says nothing")
         detail = f"command {command!r} ended with {done.returncode}: {why}"
-        raise BadAudioError(Reason.UNREADABLE, detail)
+        raise UtteranceError(ExclusionReason.UNREADABLE, detail)
     return done.stdout
 
 
-def _unreadable(error: Exception) -> BadAudioError:
-    return BadAudioError(Reason.UNREADABLE, " ".join(str(error).split()))
+def _unreadable(error: Exception) -> UtteranceError:
+    return UtteranceError(ExclusionReason.UNREADABLE, " ".join(str(error).split()))

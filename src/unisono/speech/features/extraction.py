@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 
 from unisono.data import Corpus, Part
 from unisono.speech.corpus.data_directory import Utterance
-from unisono.speech.corpus.exclusions import Reason, SetAside
-from unisono.speech.features.audio import BadAudioError, Reader
-from unisono.speech.features.extractors import Features, cepstra_of, compute, mfcc
-from unisono.speech.features.frame_store import Shelf
-from unisono.speech.features.kaldi_features import Stored
+from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
+from unisono.speech.features.audio import AudioReader, UtteranceError
+from unisono.speech.features.extractors import FeatureType, compute_features, mfcc, to_cepstra
+from unisono.speech.features.frame_store import FrameStore
+from unisono.speech.features.kaldi_features import KaldiFeatureReader
 from unisono.speech.features.transforms import add_deltas
-from unisono.speech.worker_pool import Crew
+from unisono.speech.worker_pool import WorkerPool
 
 Frames = NDArray[np.float32]
-Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
-_TOLD_EVERY = 1000
+CmvnStats = tuple[NDArray[np.float64], NDArray[np.float64]]
+_LOG_EVERY = 1000
 _SMALLEST_STD = 1e-5
-GAUSSIAN_WIDTH = 3
+DELTA_FACTOR = 3
 """How many times as many numbers as cepstra the Gaussians hear: two differences are added."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Heard:
+class UtteranceFeatures:
     """The features of an utterance.
 
     Attributes:
@@ -42,114 +42,120 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    reader: Reader | Stored
-    kind: Features
+    reader: AudioReader | KaldiFeatureReader
+    kind: FeatureType
 
 
 def _same(job: _Job) -> _Job:
     return job
 
 
-def _hear(job: _Job, utterance: Utterance) -> Heard | tuple[Reason, str]:
+def _extract(job: _Job, utterance: Utterance) -> UtteranceFeatures | tuple[ExclusionReason, str]:
     reader = job.reader
     try:
-        if isinstance(reader, Stored):
+        if isinstance(reader, KaldiFeatureReader):
             features = reader.read(utterance)
-            return Heard(network=features, cepstra=cepstra_of(features, bands=reader.bands))
+            return UtteranceFeatures(
+                network=features, cepstra=to_cepstra(features, bands=reader.bands)
+            )
         samples = reader.read(utterance)
-    except BadAudioError as bad:
+    except UtteranceError as bad:
         return bad.reason, bad.detail
     louder = samples * utterance.volume
-    return Heard(
-        network=compute(job.kind, louder, reader.rate).astype(np.float32),
+    return UtteranceFeatures(
+        network=compute_features(job.kind, louder, reader.rate).astype(np.float32),
         cepstra=mfcc(samples, reader.rate, energy=False).astype(np.float32),
     )
 
 
-def hear(
+def extract_features(
     utterances: Sequence[Utterance],
-    reader: Reader | Stored,
-    kind: Features,
-    aside: SetAside,
+    reader: AudioReader | KaldiFeatureReader,
+    kind: FeatureType,
+    exclusions: Exclusions,
     *,
     processes: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     scratch: Path,
-) -> list[tuple[Utterance, Heard]]:
+) -> list[tuple[Utterance, UtteranceFeatures]]:
     """Computes the features of utterances; those whose audio turns out broken are set aside.
 
     Args:
         utterances: Whose.
         reader: Reads their audio, or features made elsewhere.
         kind: What the network hears.
-        aside: Takes the broken ones.
+        exclusions: Takes the broken ones.
         processes: How many work at a time.
-        say: Takes lines that tell how far it is.
+        log: Takes lines that tell how far it is.
         scratch: A folder whose files the features are kept in, so that memory need not hold them.
 
     Raises:
         UserError: The disk is full, or a process was killed.
     """
-    heard: list[Utterance] = []
-    network, cepstra = Shelf(scratch / "network.raw"), Shelf(scratch / "cepstra.raw")
-    with Crew(processes, _same, _Job(reader=reader, kind=kind)) as crew:
-        results = crew.map(_hear, utterances, chunk=16)
+    extracted: list[Utterance] = []
+    network, cepstra = FrameStore(scratch / "network.raw"), FrameStore(scratch / "cepstra.raw")
+    with WorkerPool(processes, _same, _Job(reader=reader, kind=kind)) as pool:
+        results = pool.map(_extract, utterances, chunk=16)
         for number, (utterance, result) in enumerate(zip(utterances, results, strict=True), 1):
             if isinstance(result, tuple):
-                aside.add(utterance.id, *result)
+                exclusions.add(utterance.id, *result)
             elif len(result.network) == 0:
-                aside.add(utterance.id, Reason.TOO_SHORT, "no whole window fits into it")
+                exclusions.add(
+                    utterance.id, ExclusionReason.TOO_SHORT, "no whole window fits into it"
+                )
             else:
-                heard.append(utterance)
-                network.put(result.network)
-                cepstra.put(result.cepstra)
-            if number % _TOLD_EVERY == 0:
-                say(f"features: {number} of {len(utterances)} utterances")
-    features = zip(network.all(), cepstra.all(), strict=True)
+                extracted.append(utterance)
+                network.append(result.network)
+                cepstra.append(result.cepstra)
+            if number % _LOG_EVERY == 0:
+                log(f"features: {number} of {len(utterances)} utterances")
+    features = zip(network.arrays(), cepstra.arrays(), strict=True)
     return [
-        (utterance, Heard(network=first, cepstra=second))
-        for utterance, (first, second) in zip(heard, features, strict=True)
+        (utterance, UtteranceFeatures(network=first, cepstra=second))
+        for utterance, (first, second) in zip(extracted, features, strict=True)
     ]
 
 
-def speaker_moments(heard: Sequence[tuple[Utterance, Heard]]) -> dict[str, Moments]:
+def cepstral_cmvn_stats(
+    extracted: Sequence[tuple[Utterance, UtteranceFeatures]],
+) -> dict[str, CmvnStats]:
     """Mean and standard deviation of each speaker's cepstra."""
     sums: dict[str, list[NDArray[np.float64]]] = {}
-    for utterance, features in heard:
+    for utterance, features in extracted:
         x = features.cepstra.astype(np.float64)
         own = [np.full(x.shape[1], float(len(x))), x.sum(0), (x**2).sum(0)]
         known = sums.setdefault(utterance.speaker, [np.zeros(x.shape[1]) for _ in own])
         sums[utterance.speaker] = [a + b for a, b in zip(known, own, strict=True)]
-    moments = {}
+    stats = {}
     for name, (count, total, square) in sums.items():
         mean = total / count
-        moments[name] = mean, np.sqrt(np.maximum(square / count - mean**2, _SMALLEST_STD**2))
-    return moments
+        stats[name] = mean, np.sqrt(np.maximum(square / count - mean**2, _SMALLEST_STD**2))
+    return stats
 
 
-def gaussian_frames(cepstra: Frames, moments: Moments) -> Frames:
+def gmm_features(cepstra: Frames, stats: CmvnStats) -> Frames:
     """What the Gaussians hear: cepstra normalised by speaker, with two differences."""
-    mean, std = moments
+    mean, std = stats
     return add_deltas((cepstra - mean) / std).astype(np.float32)
 
 
-def network_frames(heard: Sequence[tuple[Utterance, Heard]]) -> Iterator[Frames]:
+def network_features(extracted: Sequence[tuple[Utterance, UtteranceFeatures]]) -> Iterator[Frames]:
     """Yields what the network hears, each speaker's frames to mean 0 and standard deviation 1."""
-    moments = network_moments(heard)
-    return (normalised(h.network, moments[u.speaker]) for u, h in heard)
+    stats = network_cmvn_stats(extracted)
+    return (normalize(h.network, stats[u.speaker]) for u, h in extracted)
 
 
-def network_moments(
-    heard: Sequence[tuple[Utterance, Heard]],
+def network_cmvn_stats(
+    extracted: Sequence[tuple[Utterance, UtteranceFeatures]],
 ) -> dict[str, tuple[Frames, Frames]]:
     """Mean and standard deviation of each speaker's features, as a PREP has them.
 
     One speaker's are in memory at a time.
     """
-    own: dict[str, list[tuple[Utterance, Heard]]] = {}
-    for utterance, features in heard:
+    own: dict[str, list[tuple[Utterance, UtteranceFeatures]]] = {}
+    for utterance, features in extracted:
         own.setdefault(utterance.speaker, []).append((utterance, features))
-    moments = {}
+    stats = {}
     for name, mine in own.items():
         corpus = Corpus(
             origin="speech",
@@ -162,11 +168,11 @@ def network_moments(
             state_count=1,
         )
         mean, std = corpus.speaker_moments()
-        moments[name] = mean[0], std[0]
-    return moments
+        stats[name] = mean[0], std[0]
+    return stats
 
 
-def normalised(frames: Frames, moments: tuple[Frames, Frames]) -> Frames:
+def normalize(frames: Frames, stats: tuple[Frames, Frames]) -> Frames:
     """Frames less a mean, by a standard deviation."""
-    mean, std = moments
+    mean, std = stats
     return (frames - mean) / std

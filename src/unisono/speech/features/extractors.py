@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.speech.features.pitch import pitch, process
+from unisono.speech.features.pitch import compute_pitch, process_pitch
 from unisono.speech.features.spectrum import TINY, Array, band_centres, mel_bank, spectra
 from unisono.speech.features.transforms import add_deltas
 
@@ -19,7 +19,7 @@ _LPC_ORDER = 12
 _COMPRESSION = 0.33333
 
 
-class Features(str, Enum):
+class FeatureType(str, Enum):
     """What a network may hear."""
 
     FBANK = "fbank"
@@ -30,18 +30,18 @@ class Features(str, Enum):
     """Made elsewhere: archives that `feats.scp` of a data directory points to."""
 
 
-def compute(kind: Features, samples: Array, rate: int) -> Array:
+def compute_features(kind: FeatureType, samples: Array, rate: int) -> Array:
     """Computes the features of an utterance: frames x dimensions; `KALDI` cannot be computed."""
     makers = {
-        Features.FBANK: fbank,
-        Features.MFCC: mfcc,
-        Features.PLP: plp,
-        Features.PLP_PITCH: plp_pitch,
+        FeatureType.FBANK: fbank,
+        FeatureType.MFCC: mfcc,
+        FeatureType.PLP: plp,
+        FeatureType.PLP_PITCH: plp_pitch,
     }
     return makers[kind](samples, rate)
 
 
-def likeness(features: NDArray[np.float32]) -> float:
+def neighbour_correlation(features: NDArray[np.float32]) -> float:
     """The mean correlation of neighbouring dimensions.
 
     It tells log energies of bands (0.7 and more: neighbours overlap and are loud together) from
@@ -54,7 +54,7 @@ def likeness(features: NDArray[np.float32]) -> float:
     return float((x[:, 1:] * x[:, :-1]).mean())
 
 
-def cepstra_of(features: NDArray[np.float32], *, bands: bool) -> NDArray[np.float32]:
+def to_cepstra(features: NDArray[np.float32], *, bands: bool) -> NDArray[np.float32]:
     """What Gaussians can hear of features made elsewhere.
 
     Args:
@@ -105,10 +105,10 @@ def plp(samples: Array, rate: int, *, ceps: int = 13, bands: int = 23) -> Array:
         c_i = -a_i - (1 / i) sum_{j < i} (i - j) a_j c_{i - j}
     """
     energies, loudness = spectra(samples, rate, mel_bank(rate, bands))
-    heard = (energies * _equal_loudness(rate, bands)) ** _COMPRESSION
-    heard = np.concatenate([heard[:, :1], heard, heard[:, -1:]], axis=1)
-    predictor = _durbin(np.maximum(heard, TINY) @ _inverse_transform(bands + 2))
-    cepstra = np.empty((len(heard), ceps))
+    extracted = (energies * _equal_loudness(rate, bands)) ** _COMPRESSION
+    extracted = np.concatenate([extracted[:, :1], extracted, extracted[:, -1:]], axis=1)
+    predictor = _durbin(np.maximum(extracted, TINY) @ _inverse_transform(bands + 2))
+    cepstra = np.empty((len(extracted), ceps))
     cepstra[:, 0] = loudness
     for i in range(1, ceps):
         tail = sum((i - j) * predictor[:, j - 1] * cepstra[:, i - j] for j in range(1, i))
@@ -120,7 +120,7 @@ def plp(samples: Array, rate: int, *, ceps: int = 13, bands: int = 23) -> Array:
 def plp_pitch(samples: Array, rate: int) -> Array:
     """PLP and normalised log pitch, with first and second differences: 42 dimensions."""
     spoken = plp(samples, rate)
-    sung = process(pitch(samples, rate))[: len(spoken), 1:2]
+    sung = process_pitch(compute_pitch(samples, rate))[: len(spoken), 1:2]
     return add_deltas(np.concatenate([spoken[: len(sung)], sung], axis=1))
 
 

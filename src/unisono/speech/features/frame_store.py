@@ -14,7 +14,7 @@ from unisono.errors import UserError
 Frames = NDArray[np.float32]
 
 
-class Shelf:
+class FrameStore:
     """Takes frames x D arrays one after the other, and hands them out as parts of a mapped file."""
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +31,7 @@ class Shelf:
         except OSError as error:
             raise _full(path, error) from None
 
-    def put(self, frames: Frames) -> None:
+    def append(self, frames: Frames) -> None:
         """Puts an utterance's frames away.
 
         Raises:
@@ -44,7 +44,7 @@ class Shelf:
         except OSError as error:
             raise _full(self._path, error) from None
 
-    def all(self) -> list[Frames]:
+    def arrays(self) -> list[Frames]:
         """Everything that was put away, in order; nothing can be added any more.
 
         Raises:
@@ -63,24 +63,26 @@ class Shelf:
         ]
 
 
-def join(pieces: Iterable[NDArray[Any]], path: Path, shape: tuple[int, int], kind: str) -> Any:
+def concatenate_to_file(
+    pieces: Iterable[NDArray[Any]], path: Path, shape: tuple[int, int], dtype: str
+) -> Any:
     """Writes arrays one after the other into a .npy file, and returns it mapped.
 
     Args:
         pieces: Frames x D arrays.
         path: The file to make.
         shape: Of all of them together.
-        kind: The type of the numbers in the file.
+        dtype: The type of the numbers in the file.
 
     Raises:
         UserError: The disk is full.
     """
     try:
         with path.open("wb") as file:
-            header = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": shape}
+            header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             for piece in pieces:
-                file.write(np.ascontiguousarray(piece, dtype=kind).data)
+                file.write(np.ascontiguousarray(piece, dtype=dtype).data)
     except OSError as error:
         raise _full(path, error) from None
     return np.load(path, mmap_mode="r")

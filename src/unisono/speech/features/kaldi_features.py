@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.speech.corpus.data_directory import Utterance
-from unisono.speech.corpus.exclusions import Reason
-from unisono.speech.features.audio import BadAudioError, run_command
+from unisono.speech.corpus.exclusions import ExclusionReason
+from unisono.speech.features.audio import UtteranceError, run_command
 from unisono.speech.features.kaldi_archives import (
     BadArchiveError,
     Matrix,
@@ -17,7 +17,7 @@ from unisono.speech.features.kaldi_archives import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class KaldiFeatureReader:
     """Reads the features of utterances whose `audio` points into an archive.
 
     Attributes:
@@ -32,11 +32,11 @@ class Stored:
         """The utterance's frames, from the header of its matrix alone (0 for a command).
 
         Raises:
-            BadAudioError: It cannot be used.
+            UtteranceError: It cannot be used.
         """
         if utterance.is_command:
             return 0
-        rows, columns = shape_of(utterance)
+        rows, columns = feature_shape(utterance)
         self._check(columns)
         return rows
 
@@ -44,7 +44,7 @@ class Stored:
         """The utterance's features, frames x dimensions.
 
         Raises:
-            BadAudioError: They cannot be read.
+            UtteranceError: They cannot be read.
         """
         try:
             if utterance.is_command:
@@ -52,22 +52,22 @@ class Stored:
             else:
                 matrix = read_matrix(Pointer.of(utterance.audio))
         except BadArchiveError as error:
-            raise BadAudioError(Reason.UNREADABLE_FEATURES, str(error)) from None
+            raise UtteranceError(ExclusionReason.UNREADABLE_FEATURES, str(error)) from None
         self._check(matrix.shape[1])
         return matrix
 
     def _check(self, columns: int) -> None:
         if columns != self.dimension:
-            raise BadAudioError(Reason.DIMENSION, f"{columns}, not {self.dimension}")
+            raise UtteranceError(ExclusionReason.DIMENSION, f"{columns}, not {self.dimension}")
 
 
-def shape_of(utterance: Utterance) -> tuple[int, int]:
+def feature_shape(utterance: Utterance) -> tuple[int, int]:
     """Frames and dimensions of an utterance's features.
 
     Raises:
-        BadAudioError: They cannot be read.
+        UtteranceError: They cannot be read.
     """
     try:
         return read_shape(Pointer.of(utterance.audio))
     except BadArchiveError as error:
-        raise BadAudioError(Reason.UNREADABLE_FEATURES, str(error)) from None
+        raise UtteranceError(ExclusionReason.UNREADABLE_FEATURES, str(error)) from None

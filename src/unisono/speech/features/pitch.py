@@ -28,7 +28,7 @@ _LAST_LAG = math.floor(_RATE / _LOWEST_HZ + _LAG_ZEROS / 2)
 _AROUND = 75
 
 
-def pitch(samples: Array, rate: int) -> Array:
+def compute_pitch(samples: Array, rate: int) -> Array:
     """Correlation and pitch in Hz of each frame: frames x 2.
 
     The audio is brought to 4 kHz. With x a frame's 100 samples less their mean and y the samples
@@ -56,7 +56,7 @@ def pitch(samples: Array, rate: int) -> Array:
     return np.stack([plain[np.arange(count), path], 1 / lags[path]], axis=1)
 
 
-def process(found: Array) -> Array:
+def process_pitch(found: Array) -> Array:
     """Voicing feature, normalised log pitch and its difference: frames x 3.
 
     The log pitch is taken relative to its mean over 75 frames each side, weighted by how voiced
@@ -71,9 +71,9 @@ def process(found: Array) -> Array:
     sums = np.concatenate([[[0.0, 0.0]], np.cumsum(np.stack([voiced, voiced * log_pitch], 1), 0)])
     at = np.arange(len(found))
     inside = sums[np.minimum(at + _AROUND + 1, len(found))] - sums[np.maximum(at - _AROUND, 0)]
-    normalised = 2 * (log_pitch - inside[:, 1] / inside[:, 0])
+    normalize = 2 * (log_pitch - inside[:, 1] / inside[:, 0])
     difference = 10 * add_deltas(log_pitch[:, None], 1)[:, 1]
-    return np.stack([voicing, normalised, difference], axis=1)
+    return np.stack([voicing, normalize, difference], axis=1)
 
 
 def _correlate(wave: Array, count: int) -> tuple[Array, Array]:

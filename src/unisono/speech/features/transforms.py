@@ -32,7 +32,7 @@ def add_deltas(frames: Array, order: int = 2) -> Array:
     return np.concatenate(columns, axis=1)
 
 
-def normalise(utterances: Sequence[Array], *, variance: bool = False) -> list[Array]:
+def apply_cmvn(utterances: Sequence[Array], *, variance: bool = False) -> list[Array]:
     """Takes the common mean off some utterances (of a speaker, or just one).
 
     Args:
@@ -48,7 +48,7 @@ def normalise(utterances: Sequence[Array], *, variance: bool = False) -> list[Ar
     return [(frames - mean) * scale for frames in utterances]
 
 
-def normalise_sliding(
+def apply_sliding_cmvn(
     frames: Array,
     *,
     window: int = 600,

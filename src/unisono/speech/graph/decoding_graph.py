@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from unisono.speech.alignment.state_tying import Tying
-from unisono.speech.alignment.topology import LEAVE, Topology
+from unisono.speech.alignment.decision_tree import StateTying
+from unisono.speech.alignment.topology import EXIT, Topology
 from unisono.speech.corpus.lexicon import SILENCE, Lexicon
-from unisono.speech.dependencies import package
-from unisono.speech.graph.fst import Machine
-from unisono.speech.graph.language_model import BEGIN, END, Gram, Ngrams
+from unisono.speech.dependencies import import_package
+from unisono.speech.graph.fst import Fst
+from unisono.speech.graph.language_model import BEGIN, END, Gram, NgramModel
 
 _NATURAL = math.log(10)
 
@@ -28,21 +28,21 @@ Row = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ingredients:
+class GraphInputs:
     """What a graph is made of.
 
     Attributes:
         lexicon: Words and their phones.
-        language: The language model.
+        language_model: The language model.
         topology: The phones and the moves inside them.
         tying: The states of phones between their neighbours.
         silence: The probability of silence between words.
     """
 
     lexicon: Lexicon
-    language: Ngrams
+    language_model: NgramModel
     topology: Topology
-    tying: Tying
+    tying: StateTying
     silence: float
 
     @property
@@ -55,8 +55,8 @@ class Ingredients:
         digest = hashlib.sha256()
         for part in (
             sorted(self.lexicon.entries.items()),
-            sorted(self.lexicon.shares.items()),
-            [sorted(table.items()) for table in self.language.tables],
+            sorted(self.lexicon.probabilities.items()),
+            [sorted(table.items()) for table in self.language_model.tables],
             self.topology.phones,
             self.tying.to_json(),
             self.silence,
@@ -66,26 +66,26 @@ class Ingredients:
         return digest.hexdigest()
 
 
-def cached_graph(ingredients: Ingredients, folder: Path) -> Machine:
+def cached_graph(graph_inputs: GraphInputs, folder: Path) -> Fst:
     """Builds a graph, or reads it from a folder where it was built before."""
-    path = folder / f"{ingredients.fingerprint()[:32]}.fst"
+    path = folder / f"{graph_inputs.fingerprint()[:32]}.fst"
     if path.is_file():
-        return Machine.read(path)
-    machine = build_graph(ingredients)
+        return Fst.read(path)
+    fst = build_graph(graph_inputs)
     folder.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    machine.write(partial)
+    fst.write(partial)
     os.replace(partial, path)
-    return machine
+    return fst
 
 
-def penalised(machine: Machine, penalty: float) -> Machine:
+def add_word_insertion_penalty(fst: Fst, penalty: float) -> Fst:
     """The same with a price on every word."""
-    dearer = machine.weight + np.where(machine.output > 0, np.float32(penalty), np.float32(0))
-    return replace(machine, weight=dearer)
+    dearer = fst.weight + np.where(fst.output > 0, np.float32(penalty), np.float32(0))
+    return replace(fst, weight=dearer)
 
 
-def build_graph(ingredients: Ingredients) -> Machine:
+def build_graph(graph_inputs: GraphInputs) -> Fst:
     """Builds the graph: input label = state + 1, output label = place in `words`.
 
     Lexicon and language model are composed, determinised and minimised as transducers from
@@ -95,39 +95,39 @@ def build_graph(ingredients: Ingredients) -> Machine:
     are replaced by its states: an arc into a state reads a frame in that state. Arcs with the
     same label that end in the same place share their states.
     """
-    kaldifst = package("kaldifst")
-    phones = len(ingredients.topology.phones)
+    kaldifst = import_package("kaldifst")
+    phones = len(graph_inputs.topology.phones)
     with tempfile.TemporaryDirectory(prefix="unisono-graph-") as folder:
         scratch = Path(folder) / "machine.fst"
-        left = _load(_lexicon(ingredients), scratch)
-        right = _load(_grammar(ingredients), scratch)
+        left = _load(_lexicon(graph_inputs), scratch)
+        right = _load(_grammar(graph_inputs), scratch)
         kaldifst.arcsort(left, "olabel")
         kaldifst.arcsort(right, "ilabel")
         both = kaldifst.StdVectorFst(kaldifst.compose(left, right))
         kaldifst.determinize_star(both, use_log=True)
         kaldifst.minimize_encoded(both)
-        rows: list[Row] = [(p, ingredients.tying.row(0, p, 0)) for p in range(phones)]
-        if ingredients.tying.contextual:
-            both, rows = _in_context(both, ingredients, scratch)
+        rows: list[Row] = [(p, graph_inputs.tying.states_of(0, p, 0)) for p in range(phones)]
+        if graph_inputs.tying.context_dependent:
+            both, rows = _in_context(both, graph_inputs, scratch)
         both.write(str(scratch))
-        return _expand(Machine.read(scratch), rows, ingredients.topology)
+        return _expand(Fst.read(scratch), rows, graph_inputs.topology)
 
 
-def _load(machine: Machine, scratch: Path) -> Any:
-    machine.write(scratch)
-    return package("kaldifst").StdVectorFst.read(str(scratch))
+def _load(fst: Fst, scratch: Path) -> Any:
+    fst.write(scratch)
+    return import_package("kaldifst").StdVectorFst.read(str(scratch))
 
 
-def _in_context(fst: Any, ingredients: Ingredients, scratch: Path) -> tuple[Any, list[Row]]:
+def _in_context(openfst: Any, graph_inputs: GraphInputs, scratch: Path) -> tuple[Any, list[Row]]:
     """From phones to phones in context; returns what each label of the result stands for."""
-    kaldifst = package("kaldifst")
-    phones = len(ingredients.topology.phones)
-    fst.write(str(scratch))
-    used = np.unique(Machine.read(scratch).input)
+    kaldifst = import_package("kaldifst")
+    phones = len(graph_inputs.topology.phones)
+    openfst.write(str(scratch))
+    used = np.unique(Fst.read(scratch).input)
     extra = [int(label) for label in used if label > phones]
-    fst, windows = kaldifst.compose_context(extra, 3, 1, fst)
-    fst.write(str(scratch))
-    machine = Machine.read(scratch)
+    openfst, windows = kaldifst.compose_context(extra, 3, 1, openfst)
+    openfst.write(str(scratch))
+    fst = Fst.read(scratch)
     known: dict[Row, int] = {}
     labels = np.zeros(len(windows), dtype=np.int64)
     others = []
@@ -135,30 +135,30 @@ def _in_context(fst: Any, ingredients: Ingredients, scratch: Path) -> tuple[Any,
         if len(window) == 3:
             # Beyond either end of an utterance lies silence, phone 0.
             before, phone, after = (max(label - 1, 0) for label in window)
-            row = phone, ingredients.tying.row(before, phone, after)
+            row = phone, graph_inputs.tying.states_of(before, phone, after)
             labels[number] = known.setdefault(row, len(known) + 1)
         elif window and window[0] != 0:
             others.append(number)
     labels[others] = len(known) + 1 + np.arange(len(others))
-    fst = _load(replace(machine, input=labels[machine.input]), scratch)
+    openfst = _load(replace(fst, input=labels[fst.input]), scratch)
     # Not in the log semiring: it would add up ways that the decoder takes the best of.
-    kaldifst.determinize_star(fst)
-    kaldifst.minimize_encoded(fst)
-    return fst, list(known)
+    kaldifst.determinize_star(openfst)
+    kaldifst.minimize_encoded(openfst)
+    return openfst, list(known)
 
 
-def _lexicon(ingredients: Ingredients) -> Machine:
+def _lexicon(graph_inputs: GraphInputs) -> Fst:
     """Phones to words, any number of them, with optional silence around each.
 
     State 1 is between words, 0 the start, 2 and 3 before and after silence. Extra symbols on
     the phone side: one for the language model's back-off, one after optional silence, and
     further ones after pronunciations that several words share or that begin another one.
     """
-    phones = {name: label for label, name in enumerate(ingredients.topology.phones, start=1)}
-    words = {word: label for label, word in enumerate(ingredients.words)}
+    phones = {name: label for label, name in enumerate(graph_inputs.topology.phones, start=1)}
+    words = {word: label for label, word in enumerate(graph_inputs.words)}
     back_off, quiet, extra = (len(phones) + k for k in (1, 2, 3))
-    with_silence = -math.log(ingredients.silence)
-    without = -math.log1p(-ingredients.silence)
+    with_silence = -math.log(graph_inputs.silence)
+    without = -math.log1p(-graph_inputs.silence)
     arcs = [
         (0, 1, 0, 0, without),
         (0, 2, 0, 0, with_silence),
@@ -166,31 +166,31 @@ def _lexicon(ingredients: Ingredients) -> Machine:
         (3, 1, quiet, 0, 0.0),
         (1, 1, back_off, len(words), 0.0),
     ]
-    said = [(p, w) for w, variants in ingredients.lexicon.entries.items() for p in variants]
-    times = Counter(pronunciation for pronunciation, _ in said)
+    pronounced = [(p, w) for w, variants in graph_inputs.lexicon.entries.items() for p in variants]
+    times = Counter(pronunciation for pronunciation, _ in pronounced)
     begun = {p[:n] for p in times for n in range(1, len(p))}
     given: Counter[tuple[str, ...]] = Counter()
     states = 4
-    for pronunciation, word in said:
+    for pronunciation, word in pronounced:
         labels = [phones[phone] for phone in pronunciation]
         if times[pronunciation] > 1 or pronunciation in begun:
             labels.append(extra + given[pronunciation])
             given[pronunciation] += 1
         at, output = 1, words[word]
-        cost = -math.log(ingredients.lexicon.shares.get((word, pronunciation), 1.0))
+        cost = -math.log(graph_inputs.lexicon.probabilities.get((word, pronunciation), 1.0))
         for label in labels[:-1]:
             arcs.append((at, states, label, output, cost))
             at, output, cost = states, 0, 0.0
             states += 1
         arcs.append((at, 1, labels[-1], output, cost + without))
         arcs.append((at, 2, labels[-1], output, cost + with_silence))
-    return Machine.of(arcs, [0.0 if state == 1 else math.inf for state in range(states)])
+    return Fst.of(arcs, [0.0 if state == 1 else math.inf for state in range(states)])
 
 
-def _grammar(ingredients: Ingredients) -> Machine:
+def _grammar(graph_inputs: GraphInputs) -> Fst:
     """The language model as an acceptor: a state a history, arcs to shorter ones for back-off."""
-    words = {word: label for label, word in enumerate(ingredients.words)}
-    tables = ingredients.language.within(ingredients.lexicon.words).tables
+    words = {word: label for label, word in enumerate(graph_inputs.words)}
+    tables = graph_inputs.language_model.restricted_to(graph_inputs.lexicon.words).tables
     histories: dict[Gram, int] = {(): 0}
     for table in tables[1:]:
         for gram in table:
@@ -217,34 +217,34 @@ def _grammar(ingredients: Ingredients) -> Machine:
         if gram:
             backoff = tables[len(gram) - 1].get(gram, (0.0, 0.0))[1]
             arcs.append((state, nearest(gram[1:]), len(words), 0, -_NATURAL * backoff))
-    return Machine.of(arcs, final, start=nearest((BEGIN,)))
+    return Fst.of(arcs, final, start=nearest((BEGIN,)))
 
 
-def _expand(machine: Machine, rows: list[Row], topology: Topology) -> Machine:
+def _expand(fst: Fst, rows: list[Row], topology: Topology) -> Fst:
     """Puts states in the place of each label's arcs, and takes extra symbols away."""
     costs = -topology.scores()
-    spoken = (machine.input > 0) & (machine.input <= len(rows))
-    label = machine.input[spoken] - 1
+    spoken = (fst.input > 0) & (fst.input <= len(rows))
+    label = fst.input[spoken] - 1
     phones = np.array([phone for phone, _ in rows])
     entered = np.array([states[0] for _, states in rows])
-    pairs, which = np.unique(np.stack([label, machine.target[spoken]]), axis=1, return_inverse=True)
+    pairs, which = np.unique(np.stack([label, fst.target[spoken]]), axis=1, return_inverse=True)
     sizes = np.diff(topology.first)[phones[pairs[0]]]
-    base = len(machine.final) + np.cumsum(sizes) - sizes
+    base = len(fst.final) + np.cumsum(sizes) - sizes
     silent = np.zeros(int((~spoken).sum()), dtype=np.int64)
     pieces = [
         (
-            machine.source[spoken],
+            fst.source[spoken],
             base[which.ravel()],
             entered[label] + 1,
-            machine.output[spoken],
-            machine.weight[spoken],
+            fst.output[spoken],
+            fst.weight[spoken],
         ),
         (
-            machine.source[~spoken],
-            machine.target[~spoken],
+            fst.source[~spoken],
+            fst.target[~spoken],
             silent,
-            machine.output[~spoken],
-            machine.weight[~spoken],
+            fst.output[~spoken],
+            fst.weight[~spoken],
         ),
     ]
     order = np.argsort(pairs[0], kind="stable")
@@ -254,17 +254,17 @@ def _expand(machine: Machine, rows: list[Row], topology: Topology) -> Machine:
         first, after = base[mine], pairs[1, mine]
         none = np.zeros(len(mine), dtype=np.int64)
         for i, j in np.argwhere(topology.moves[phone] > 0).tolist():
-            read = none if j == LEAVE else none + states[j] + 1
-            target = after if j == LEAVE else first + j
+            read = none if j == EXIT else none + states[j] + 1
+            target = after if j == EXIT else first + j
             weight = np.full(len(mine), costs[phone, i, j], dtype=np.float32)
             pieces.append((first + i, target, read, none, weight))
     source, target, read, written, weight = (
         np.concatenate(column) for column in zip(*pieces, strict=True)
     )
     inner = np.full(int(sizes.sum()), np.inf, dtype=np.float32)
-    return Machine(
-        start=machine.start,
-        final=np.concatenate([machine.final, inner]),
+    return Fst(
+        start=fst.start,
+        final=np.concatenate([fst.final, inner]),
         source=source,
         target=target,
         input=read,

@@ -21,7 +21,7 @@ _STATE_BYTES = 12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Machine:
+class Fst:
     """A transducer over the tropical semiring: weights are costs, the smaller the better.
 
     Attributes:
@@ -48,7 +48,7 @@ class Machine:
         arcs: Sequence[tuple[int, int, int, int, float]],
         final: Sequence[float],
         start: int = 0,
-    ) -> Machine:
+    ) -> Fst:
         """Makes one of arcs (source, target, input, output, weight)."""
         columns = list(zip(*arcs, strict=True))
         source, target, first, second = (np.array(c, dtype=np.int64) for c in columns[:4])
@@ -88,7 +88,7 @@ class Machine:
         path.write_bytes(header + body.tobytes())
 
     @classmethod
-    def read(cls, path: Path) -> Machine:
+    def read(cls, path: Path) -> Fst:
         """Reads an OpenFst file of the types `vector` and `standard`."""
         data = path.read_bytes()
         at = 4 + len(_text("vector")) + len(_text("standard"))

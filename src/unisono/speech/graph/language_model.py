@@ -15,13 +15,13 @@ BEGIN = "<s>"
 END = "</s>"
 # The log10 of what never happens, as ARPA files have it. Costs beyond it would overflow.
 _NEVER = -99.0
-_NAMES_SHOWN = 3
+_SHOWN = 3
 
 Gram = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ngrams:
+class NgramModel:
     """A back-off language model.
 
     Attributes:
@@ -60,13 +60,13 @@ class Ngrams:
                 count += 1
         return float(10 ** (-total / max(count, 1)))
 
-    def cut(self, order: int) -> Ngrams:
+    def with_order(self, order: int) -> NgramModel:
         """The model of the n-grams up to a length."""
         tables = self.tables[:order]
         last = {gram: (value, 0.0) for gram, (value, _) in tables[-1].items()}
-        return Ngrams(tables=[*tables[:-1], last])
+        return NgramModel(tables=[*tables[:-1], last])
 
-    def within(self, words: Collection[str]) -> Ngrams:
+    def restricted_to(self, words: Collection[str]) -> NgramModel:
         """The n-grams whose words are all among some words.
 
         Raises:
@@ -76,7 +76,7 @@ class Ngrams:
         tables = [{g: v for g, v in table.items() if known.issuperset(g)} for table in self.tables]
         if not any(gram[0] not in (BEGIN, END) for gram in tables[0]):
             raise UserError("the language model and the lexicon have no word in common")
-        return Ngrams(tables=tables)
+        return NgramModel(tables=tables)
 
     def write(self, path: Path) -> None:
         """Writes an ARPA file."""
@@ -90,7 +90,9 @@ class Ngrams:
         path.write_text("\n".join([*lines, "", "\\end\\", ""]), encoding="utf-8")
 
 
-def estimate(sentences: Iterable[Sequence[str]], words: Collection[str], order: int) -> Ngrams:
+def estimate_ngrams(
+    sentences: Iterable[Sequence[str]], words: Collection[str], order: int
+) -> NgramModel:
     """Estimates n-grams, interpolated after Witten and Bell.
 
     With N(h) words seen after h, T(h) different ones, and h' = h without its first word,
@@ -124,7 +126,7 @@ def estimate(sentences: Iterable[Sequence[str]], words: Collection[str], order: 
     for gram, value in probability.items():
         tables[len(gram) - 1][gram] = math.log10(value), _backoff(after.get(gram))
     tables[0][(BEGIN,)] = _NEVER, _backoff(after.get((BEGIN,)))
-    return Ngrams(tables=tables)
+    return NgramModel(tables=tables)
 
 
 def _share(counts: Counter[str], word: str, shorter: float) -> float:
@@ -136,7 +138,7 @@ def _backoff(counts: Counter[str] | None) -> float:
     return math.log10(len(counts) / (counts.total() + len(counts))) if counts else 0.0
 
 
-def read_arpa(path: Path) -> Ngrams:
+def read_arpa(path: Path) -> NgramModel:
     r"""Reads an ARPA file; what comes before \data\ is skipped.
 
     Raises:
@@ -164,16 +166,18 @@ def read_arpa(path: Path) -> Ngrams:
         raise UserError(f"{path} holds no unigrams")
     if (END,) not in tables[0]:
         raise UserError(f"{path} has no unigram {END}: no sentence could end")
-    return Ngrams(tables=tables)
+    return NgramModel(tables=tables)
 
 
-def read_language(path: Path, words: Collection[str], say: Callable[[str], None]) -> Ngrams:
+def read_language_model(
+    path: Path, words: Collection[str], log: Callable[[str], None]
+) -> NgramModel:
     """Reads an ARPA file, less the n-grams with words outside a lexicon, and says so.
 
     Args:
         path: The file.
         words: Those of the lexicon.
-        say: Takes a line where some are left out.
+        log: Takes a line where some are left out.
 
     Raises:
         UserError: It cannot be read, is no ARPA file, or has no word of the lexicon.
@@ -181,10 +185,10 @@ def read_language(path: Path, words: Collection[str], say: Callable[[str], None]
     whole = read_arpa(path)
     strange = sorted({word for (word,) in whole.tables[0]} - {BEGIN, END, *words})
     if strange:
-        more = ", ..." if len(strange) > _NAMES_SHOWN else ""
-        shown = ", ".join(strange[:_NAMES_SHOWN])
-        say(f"{path}: {len(strange)} words are left out, not being in the lexicon: {shown}{more}")
-    return whole.within(words)
+        more = ", ..." if len(strange) > _SHOWN else ""
+        shown = ", ".join(strange[:_SHOWN])
+        log(f"{path}: {len(strange)} words are left out, not being in the lexicon: {shown}{more}")
+    return whole.restricted_to(words)
 
 
 def _entry(path: Path, line: str, length: int) -> tuple[Gram, tuple[float, float]]:

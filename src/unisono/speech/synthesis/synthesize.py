@@ -13,14 +13,22 @@ from pathlib import Path
 import numpy as np
 
 from unisono.errors import UserError
-from unisono.speech.corpus.ctm import Timed, ctm_line
-from unisono.speech.dependencies import package
+from unisono.speech.corpus.ctm import TimedWord, ctm_line
+from unisono.speech.dependencies import import_package
 from unisono.speech.synthesis.phrases import draw_phrase, phrase_lexicon
-from unisono.speech.synthesis.tts import Program, Said, Samples, ask_espeak, find_espeak
-from unisono.speech.synthesis.voices import Voice, divide_variants, draw_voice
-from unisono.speech.worker_pool import Crew
+from unisono.speech.synthesis.tts import (
+    Program,
+    Samples,
+    SynthesizedPhrase,
+    Voice,
+    divide_variants,
+    draw_voice,
+    find_espeak,
+    synthesize_phrases,
+)
+from unisono.speech.worker_pool import WorkerPool
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 _PARTS = ("train", "test")
 _SPEAKER_S = 20.0
@@ -31,7 +39,7 @@ _LOUDEST = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthesis:
+class SynthesisOptions:
     """What is made.
 
     Attributes:
@@ -63,53 +71,55 @@ class _Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Studio:
-    how: Synthesis
+class _Context:
+    options: SynthesisOptions
     folder: Path
     program: Program
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spoken:
+class _SpeakerResult:
     """What became of a task: for each utterance its id, its words and their times."""
 
     task: _Task
-    utterances: list[tuple[str, list[Timed]]]
+    utterances: list[tuple[str, list[TimedWord]]]
     seconds: float
     dropped: int
 
 
-def synthesize(out: Path, how: Synthesis, say: Say) -> None:
+def synthesize(out: Path, options: SynthesisOptions, log: Log) -> None:
     """Makes `out` with the data directories `train` and `test`, and lexicon.txt.
 
     Args:
         out: The folder to make: whole, or not at all.
-        how: The settings. The same ones give the same bytes, with any number of processes.
-        say: Takes lines that tell what happens.
+        options: The settings. The same ones give the same bytes, with any number of processes.
+        log: Takes lines that tell what happens.
 
     Raises:
         UserError: `out` exists or cannot be written, or espeak-ng is missing or fails.
     """
     if os.path.lexists(out):
         raise UserError(f"{out} exists already: choose another place or remove it first")
-    if not min(how.hours, how.test_hours) > 0:
+    if not min(options.hours, options.test_hours) > 0:
         raise UserError("there must be more than 0 hours of speech")
-    if not how.snr[0] <= how.snr[1]:
-        raise UserError(f"--snr {how.snr[0]:g} {how.snr[1]:g}: give the lower one first")
+    if not options.snr[0] <= options.snr[1]:
+        raise UserError(f"--snr {options.snr[0]:g} {options.snr[1]:g}: give the lower one first")
     program, variants = find_espeak()
     for name in ("soundfile", "soxr"):
-        package(name)
+        import_package(name)
     partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     try:
         partial.mkdir(parents=True)
         phrase_lexicon().write(partial / "lexicon.txt")
-        facts = {name: value for name, value in asdict(how).items() if name != "processes"}
+        facts = {name: value for name, value in asdict(options).items() if name != "processes"}
         (partial / "synthesis.json").write_text(json.dumps(facts, indent=1) + "\n")
-        studio = _Studio(how=how, folder=partial, program=program)
-        with Crew(how.processes, _enter, studio) as crew:
+        context = _Context(options=options, folder=partial, program=program)
+        with WorkerPool(options.processes, _same, context) as pool:
             for number, part in enumerate(_PARTS):
-                tasks = _plan(number, part, divide_variants(variants, how.seed)[number], how)
-                _write(partial / part, crew.map(_speak, tasks), tasks, say)
+                tasks = _plan(
+                    number, part, divide_variants(variants, options.seed)[number], options
+                )
+                _write(partial / part, pool.map(_synthesize_speaker, tasks), tasks, log)
         os.rename(partial, out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
@@ -117,13 +127,15 @@ def synthesize(out: Path, how: Synthesis, say: Say) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _plan(number: int, part: str, variants: Sequence[str], how: Synthesis) -> list[_Task]:
-    seconds = 3600 * (how.hours if part == "train" else how.test_hours)
+def _plan(
+    number: int, part: str, variants: Sequence[str], options: SynthesisOptions
+) -> list[_Task]:
+    seconds = 3600 * (options.hours if part == "train" else options.test_hours)
     speakers = max(round(seconds / _SPEAKER_S), _FEWEST_SPEAKERS)
     digits = len(str(speakers - 1))
     tasks = []
     for s in range(speakers):
-        seed = how.seed, number, s
+        seed = options.seed, number, s
         tasks.append(
             _Task(
                 part=part,
@@ -136,48 +148,50 @@ def _plan(number: int, part: str, variants: Sequence[str], how: Synthesis) -> li
     return tasks
 
 
-def _enter(studio: _Studio) -> _Studio:
-    return studio
+def _same(context: _Context) -> _Context:
+    return context
 
 
-def _speak(studio: _Studio, task: _Task) -> _Spoken:
+def _synthesize_speaker(context: _Context, task: _Task) -> _SpeakerResult:
     """Lets one speaker speak, and writes the audio."""
     random = np.random.default_rng(task.seed)
     folder = Path("audio") / task.speaker
-    (studio.folder / task.part / folder).mkdir(parents=True)
-    utterances: list[tuple[str, list[Timed]]] = []
+    (context.folder / task.part / folder).mkdir(parents=True)
+    utterances: list[tuple[str, list[TimedWord]]] = []
     seconds, dropped = 0.0, 0
     for _ in range(_MOST_BATCHES):
         count = max(1, round((task.seconds - seconds) / _PHRASE_S))
         phrases = [draw_phrase(random) for _ in range(count)]
-        for said in ask_espeak(studio.program, task.voice, phrases, random):
+        for said in synthesize_phrases(context.program, task.voice, phrases, random):
             if said is None:
                 dropped += 1
                 continue
-            samples, shift = _in_noise(said, task.voice, studio.how, random)
+            samples, shift = _add_noise(said, task.voice, context.options, random)
             name = f"{task.speaker}-{len(utterances):03d}"
-            file = studio.folder / task.part / folder / f"{name}.flac"
-            package("soundfile").write(file, samples, studio.how.rate, subtype="PCM_16")
-            utterances.append((name, [t.moved(shift) for t in said.words]))
-            seconds += len(samples) / studio.how.rate
+            file = context.folder / task.part / folder / f"{name}.flac"
+            import_package("soundfile").write(file, samples, context.options.rate, subtype="PCM_16")
+            utterances.append((name, [t.shifted(shift) for t in said.words]))
+            seconds += len(samples) / context.options.rate
             if seconds >= task.seconds:
-                return _Spoken(task=task, utterances=utterances, seconds=seconds, dropped=dropped)
+                return _SpeakerResult(
+                    task=task, utterances=utterances, seconds=seconds, dropped=dropped
+                )
     raise UserError(f"espeak-ng's voice {task.voice.name} says too little: install it again")
 
 
-def _in_noise(
-    said: Said, voice: Voice, how: Synthesis, random: np.random.Generator
+def _add_noise(
+    said: SynthesizedPhrase, voice: Voice, options: SynthesisOptions, random: np.random.Generator
 ) -> tuple[Samples, float]:
     """The samples, -1 to 1, between pauses and in noise; and how far the words moved, in s."""
-    speech = package("soxr").resample(said.samples, said.hz, how.rate, quality="HQ")
-    before, after = (round(how.rate * random.uniform(0.15, 0.4)) for _ in range(2))
+    speech = import_package("soxr").resample(said.samples, said.hz, options.rate, quality="HQ")
+    before, after = (round(options.rate * random.uniform(0.15, 0.4)) for _ in range(2))
     clean = np.concatenate([np.zeros(before), speech, np.zeros(after)])
     power = np.mean(speech**2)
     noise = _noise(len(clean), voice.colour, random)
-    snr = random.uniform(*how.snr)
+    snr = random.uniform(*options.snr)
     mixed = clean + noise * np.sqrt(power / 10 ** (snr / 10))
     level = 10 ** (random.uniform(-35, -20) / 20) / np.sqrt(np.mean(mixed**2))
-    return mixed * min(level, _LOUDEST / np.abs(mixed).max()), before / how.rate
+    return mixed * min(level, _LOUDEST / np.abs(mixed).max()), before / options.rate
 
 
 def _noise(count: int, colour: float, random: np.random.Generator) -> Samples:
@@ -188,7 +202,9 @@ def _noise(count: int, colour: float, random: np.random.Generator) -> Samples:
     return np.asarray(noise / np.sqrt(np.mean(noise**2)))
 
 
-def _write(folder: Path, spoken: Iterable[_Spoken], tasks: Sequence[_Task], say: Say) -> None:
+def _write(
+    folder: Path, spoken: Iterable[_SpeakerResult], tasks: Sequence[_Task], log: Log
+) -> None:
     """Writes the tables of a part while its speakers speak, one after the other."""
     folder.mkdir()
     total = sum(task.seconds for task in tasks)
@@ -208,11 +224,11 @@ def _write(folder: Path, spoken: Iterable[_Spoken], tasks: Sequence[_Task], say:
             dropped += each.dropped
             if seconds - told > total / 5 and seconds < total:
                 told = seconds
-                say(f"{folder.name}: {seconds / 3600:.2f} of {total / 3600:.2f} h")
+                log(f"{folder.name}: {seconds / 3600:.2f} of {total / 3600:.2f} h")
     finally:
         for file in files.values():
             file.close()
-    say(
+    log(
         f"{folder.name}: {seconds / 3600:.2f} h, {utterances} utterances by {len(tasks)} speakers"
         + (f"; {dropped} left out, since a word has no time" if dropped else "")
     )

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import UserError
-from unisono.speech.corpus.ctm import Timed
+from unisono.speech.corpus.ctm import TimedWord
 from unisono.speech.synthesis import espeak_server
 from unisono.speech.synthesis.phrases import Words
-from unisono.speech.synthesis.voices import Voice
 
 Samples = NDArray[np.float64]
 Program = tuple[str, ...]
@@ -27,13 +26,81 @@ Program = tuple[str, ...]
 _TIMEOUT_S = 120
 
 
+_ACCENTS = (
+    "en-US",
+    "en-US-nyc",
+    "en",
+    "en-GB-x-rp",
+    "en-GB-scotland",
+    "en-GB-x-gbclan",
+    "en-GB-x-gbcwmd",
+    "en-029",
+)
+# Says the same as no variant at all.
+_NO_VARIANT = {"fast"}
+_TEST_SHARE = 0.25
+
+
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class Voice:
+    """One speaker.
+
+    Attributes:
+        accent: The English that is spoken.
+        variant: Whose throat; no variant speaks both for training and for the test.
+        rate: Words a minute, about.
+        pitch: Of espeak's 0 to 100.
+        range: How far the pitch goes up and down, of espeak's 0 to 100.
+        colour: The noise around: its power falls with frequency to this power.
+    """
+
+    accent: str
+    variant: str
+    rate: float
+    pitch: float
+    range: float
+    colour: float
+
+    @property
+    def name(self) -> str:
+        """What espeak-ng calls it."""
+        return f"gmw/{self.accent}+{self.variant}"
+
+
+def divide_variants(variants: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
+    """Divides variants into those that speak for training and those for the test.
+
+    Variants whose names differ in a final number alone sound much alike, and stay together.
+    """
+    families: dict[str, list[str]] = {}
+    for name in sorted(set(variants) - _NO_VARIANT):
+        families.setdefault(name.rstrip("0123456789").lower(), []).append(name)
+    order = np.random.default_rng(seed).permutation(sorted(families)).tolist()
+    tested = order[: max(1, round(_TEST_SHARE * len(order)))]
+    trained = order[len(tested) :]
+    both = [[name for family in part for name in families[family]] for part in (trained, tested)]
+    return both[0], both[1]
+
+
+def draw_voice(variants: Sequence[str], number: int, random: np.random.Generator) -> Voice:
+    """Draws a speaker; numbers that follow each other go through all variants in turn."""
+    return Voice(
+        accent=_ACCENTS[int(random.integers(len(_ACCENTS)))],
+        variant=variants[number % len(variants)],
+        rate=float(random.uniform(140, 210)),
+        pitch=float(random.uniform(30, 70)),
+        range=float(random.uniform(20, 80)),
+        colour=float(random.uniform(0, 2)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesizedPhrase:
     """A phrase as it was said: its samples, and when each word is."""
 
     hz: int
     samples: Samples
-    words: list[Timed]
+    words: list[TimedWord]
 
 
 def find_espeak() -> tuple[Program, list[str]]:
@@ -56,9 +123,9 @@ def find_espeak() -> tuple[Program, list[str]]:
     return program, [file.name for file in variants.iterdir()]
 
 
-def ask_espeak(
+def synthesize_phrases(
     program: Program, voice: Voice, phrases: Sequence[Words], random: np.random.Generator
-) -> list[Said | None]:
+) -> list[SynthesizedPhrase | None]:
     """Lets a voice say phrases; None where espeak-ng has no time for every word.
 
     A process is started for it: the library's noise and its echoes go on from one phrase to the
@@ -94,7 +161,7 @@ def ask_espeak(
         raise UserError(f"espeak-ng's answer was not understood: {error}") from None
 
 
-def _answers(phrases: Sequence[Words], output: bytes) -> list[Said | None]:
+def _answers(phrases: Sequence[Words], output: bytes) -> list[SynthesizedPhrase | None]:
     """Takes the program's output apart: a line of facts and then samples for each phrase."""
     answers = []
     at = 0
@@ -107,7 +174,7 @@ def _answers(phrases: Sequence[Words], output: bytes) -> list[Said | None]:
     return answers
 
 
-def _understand(words: Words, facts: dict[str, Any], audio: Samples) -> Said | None:
+def _understand(words: Words, facts: dict[str, Any], audio: Samples) -> SynthesizedPhrase | None:
     """The words' times; a word ends where the next one or a pause begins."""
     places = np.cumsum([0] + [len(word) + 1 for word in words])
     if [place for place, _ in facts["words"]] != places[:-1].tolist() or not audio.any():
@@ -117,8 +184,8 @@ def _understand(words: Words, facts: dict[str, Any], audio: Samples) -> Said | N
     for start, after in zip(starts, [*starts[1:], len(audio)], strict=True):
         ends.append(min([after, *(pause for pause in facts["pauses"] if pause > start)]))
     hz = facts["hz"]
-    timed = [
-        Timed(word=word, start=start / hz, end=end / hz)
+    timed_word = [
+        TimedWord(word=word, start=start / hz, end=end / hz)
         for word, start, end in zip(words, starts, ends, strict=True)
     ]
-    return Said(hz=hz, samples=audio, words=timed)
+    return SynthesizedPhrase(hz=hz, samples=audio, words=timed_word)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.features.extractors import Features, compute, fbank, mfcc, plp
+from unisono.speech.features.extractors import FeatureType, compute_features, fbank, mfcc, plp
 from unisono.speech.features.spectrum import frame_count
-from unisono.speech.features.transforms import add_deltas, normalise, normalise_sliding
+from unisono.speech.features.transforms import add_deltas, apply_cmvn, apply_sliding_cmvn
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def test_kaldis_vectors(vectors: list[dict[str, np.ndarray]]) -> None:
             "mfcc_hires": (mfcc(samples, rate, ceps=40, bands=40, energy=False), 2e-3),
             "plp": (plp(samples, rate), 5e-4),
             "plp_deltas": (add_deltas(plp(samples, rate)), 5e-4),
-            "mfcc_cmvn": (normalise([mfccs], variance=True)[0], 5e-4),
-            "mfcc_sliding": (normalise_sliding(mfccs), 2e-3),
+            "mfcc_cmvn": (apply_cmvn([mfccs], variance=True)[0], 5e-4),
+            "mfcc_sliding": (apply_sliding_cmvn(mfccs), 2e-3),
             "mfcc_sliding_center": (
-                normalise_sliding(mfccs, window=100, centre=True, variance=True),
+                apply_sliding_cmvn(mfccs, window=100, centre=True, variance=True),
                 5e-4,
             ),
         }
@@ -75,17 +75,17 @@ def test_deltas_of_a_parabola_are_its_derivatives() -> None:
 def test_speaker_normalisation_is_common_to_the_utterances() -> None:
     random = np.random.default_rng(1)
     pieces = [random.normal(5, 3, (n, 4)) for n in (7, 1, 30)]
-    together = np.concatenate(normalise(pieces, variance=True))
+    together = np.concatenate(apply_cmvn(pieces, variance=True))
     np.testing.assert_allclose(together.mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(together.std(0), 1)
-    difference = normalise(pieces)[0] - pieces[0]
+    difference = apply_cmvn(pieces)[0] - pieces[0]
     np.testing.assert_allclose(difference, difference[:1].repeat(7, 0))
 
 
-@pytest.mark.parametrize("kind", sorted(set(Features) - {Features.KALDI}))
+@pytest.mark.parametrize("kind", sorted(set(FeatureType) - {FeatureType.KALDI}))
 @pytest.mark.parametrize("samples", [0, 199, 200, 280, 1000])
-def test_short_and_silent_audio(kind: Features, samples: int) -> None:
-    made = compute(kind, np.zeros(samples), 8000)
+def test_short_and_silent_audio(kind: FeatureType, samples: int) -> None:
+    made = compute_features(kind, np.zeros(samples), 8000)
     assert len(made) == frame_count(samples, 8000) == max(0, (samples - 120) // 80)
     assert np.isfinite(made).all()
 

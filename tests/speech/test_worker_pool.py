@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from unisono.errors import UserError
-from unisono.speech.worker_pool import Crew
+from unisono.speech.worker_pool import WorkerPool
 
 
 def start(base: int) -> int:
@@ -37,8 +37,8 @@ def test_one_process_is_this_one_and_reads_as_it_goes() -> None:
             taken.append(item)
             yield item
 
-    with Crew(1, start, 10) as crew:
-        results = crew.map(add, items())
+    with WorkerPool(1, start, 10) as pool:
+        results = pool.map(add, items())
         assert next(results) == (10, os.getpid())
         assert taken == [0]
         assert [value for value, _ in results] == [11, 12, 13, 14]
@@ -52,14 +52,14 @@ def test_two_processes_give_the_same_in_order_and_read_little_ahead() -> None:
             taken.append(item)
             yield item
 
-    with Crew(2, start, 10) as crew:
-        results = crew.map(add, items(), chunk=3)
+    with WorkerPool(2, start, 10) as pool:
+        results = pool.map(add, items(), chunk=3)
         first = next(results)
         assert len(taken) <= 3 * 7
         rest = list(results)
         assert [value for value, _ in [first, *rest]] == list(range(10, 110))
-        assert os.getpid() not in {process for _, process in rest}
+        assert os.getpid() not in {process_pitch for _, process_pitch in rest}
         with pytest.raises(ValueError, match="item 0"):
-            list(crew.map(fail, range(3)))
+            list(pool.map(fail, range(3)))
         with pytest.raises(UserError, match="was killed"):
-            list(crew.map(die, range(3)))
+            list(pool.map(die, range(3)))

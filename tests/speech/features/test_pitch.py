@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.features.extractors import Features, compute
-from unisono.speech.features.pitch import pitch, process
+from unisono.speech.features.extractors import FeatureType, compute_features
+from unisono.speech.features.pitch import compute_pitch, process_pitch
 
 
 def test_kaldis_vectors(shared: Path) -> None:
     for file in sorted((shared / "reference" / "features").glob("*.npz")):
         kaldi = dict(np.load(file))
         wanted = kaldi["pitch"].astype(np.float64)
-        found = pitch(kaldi["wav"].astype(np.float64), int(kaldi["rate"]))
+        found = compute_pitch(kaldi["wav"].astype(np.float64), int(kaldi["rate"]))
         assert found.shape == wanted.shape
         relative = np.abs(found[:, 1] / wanted[:, 1] - 1)
         voiced = wanted[:, 0] >= 0.5
@@ -23,7 +23,7 @@ def test_kaldis_vectors(shared: Path) -> None:
         assert relative[voiced].max() < 0.011
         assert relative.max() < 0.02
         assert np.abs(found[:, 0] - wanted[:, 0]).max() < 0.1
-        assert np.abs(process(wanted) - kaldi["pitch_processed"]).max() < 1e-3
+        assert np.abs(process_pitch(wanted) - kaldi["pitch_processed"]).max() < 1e-3
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 44100])
@@ -31,13 +31,13 @@ def test_kaldis_vectors(shared: Path) -> None:
 def test_a_tone_has_its_pitch(rate: int, hertz: float) -> None:
     at = np.arange(rate) / rate
     tone = sum(3000 / k * np.sin(2 * np.pi * k * hertz * at) for k in range(1, 4))
-    found = pitch(tone, rate)[5:-10]
+    found = compute_pitch(tone, rate)[5:-10]
     assert np.median(np.abs(found[:, 1] / hertz - 1)) < 0.01
     assert np.median(found[:, 0]) > 0.9
 
 
 def test_yu_and_dengs_dimensions() -> None:
     noise = np.random.default_rng(0).normal(0, 500, 16000)
-    made = compute(Features.PLP_PITCH, noise, 16000)
+    made = compute_features(FeatureType.PLP_PITCH, noise, 16000)
     assert made.shape == (98, 42)
     assert np.isfinite(made).all()

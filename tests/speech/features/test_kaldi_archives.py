@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tones import write_tones
 
+from unisono.speech.features.extractors import fbank, mfcc, to_cepstra
 from unisono.speech.features.kaldi_archives import (
     BadArchiveError,
     Pointer,
@@ -18,6 +23,9 @@ from unisono.speech.features.kaldi_archives import (
     read_vector,
     write_archive,
 )
+from unisono.speech.features.kaldi_features import KaldiFeatureReader
+from unisono.speech.features.transforms import add_deltas
+from unisono.speech.validation import InputOptions, validate_data
 
 kaldi = pytest.importorskip("kaldi_native_io", reason="the dev extra is not installed")
 
@@ -44,15 +52,15 @@ def test_what_we_write_kaldi_reads(tmp_path: Path) -> None:
         assert all(np.array_equal(table[key], VECTORS[key]) for key in VECTORS)
 
 
-@pytest.mark.parametrize("how", ["ark", "ark,t"])
-def test_what_kaldi_writes_we_read(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("options", ["ark", "ark,t"])
+def test_what_kaldi_writes_we_read(tmp_path: Path, options: str) -> None:
     for name, writer, values in (
         ("m", kaldi.FloatMatrixWriter, MATRICES),
         ("d", kaldi.DoubleMatrixWriter, MATRICES),
         ("v", kaldi.Int32VectorWriter, VECTORS),
     ):
         ark, scp = tmp_path / f"{name}.ark", tmp_path / f"{name}.scp"
-        form = how.replace("ark", "ark,scp")
+        form = options.replace("ark", "ark,scp")
         with writer(f"{form}:{ark},{scp}") as out:
             for key, value in values.items():
                 out[key] = {"m": value, "d": value.astype("f8"), "v": value.tolist()}[name]
@@ -134,3 +142,36 @@ def test_damaged_archives_are_refused_or_read(tmp_path: Path, data: st.DataObjec
         list(index_archive(ark))
     except BadArchiveError as error:
         assert "byte" in str(error)
+
+
+def test_features_of_others_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    write_tones(tmp_path / "audio", speakers=2, utterances=2, seed=3)
+    extracted = {}
+    for file in sorted((tmp_path / "audio").glob("*.wav")):
+        samples, rate = soundfile.read(file, dtype="int16")
+        extracted[file.stem] = samples.astype(np.float64), rate
+    kinds: dict[str, Callable[..., Any]] = {
+        "bands": lambda x, rate: fbank(x, rate),
+        "hires": lambda x, rate: mfcc(x, rate, ceps=40, bands=40, energy=False),
+        "differences": lambda x, rate: add_deltas(mfcc(x, rate)),
+        "plain": lambda x, rate: mfcc(x, rate),
+    }
+    for name, make in kinds.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "utt2spk").write_text((tmp_path / "audio" / "utt2spk").read_text())
+        matrices = {key: make(*audio).astype(np.float32) for key, audio in extracted.items()}
+        write_archive(folder / "feats.ark", folder / "feats.scp", matrices.items())
+        reader = validate_data(folder, InputOptions(), None, stored=True).reader
+        assert isinstance(reader, KaldiFeatureReader)
+        assert reader.bands == (name == "bands")
+        for key, matrix in matrices.items():
+            found = to_cepstra(matrix, bands=reader.bands)
+            assert found.shape[1] == 13
+            if not reader.bands:
+                np.testing.assert_array_equal(found, matrix[:, :13])
+            else:
+                # Liftering and C0 aside, cepstra of 40 bands are the cosine transform of them.
+                lifter = 1 + 11 * np.sin(np.pi * np.arange(13) / 22)
+                wanted = mfcc(*extracted[key], bands=40, energy=False) / lifter
+                np.testing.assert_allclose(found, wanted, atol=2e-3)

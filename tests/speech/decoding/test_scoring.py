@@ -49,3 +49,18 @@ def test_nothing_said_and_nothing_found() -> None:
     made = score({"u": ("a",)}, {"u": ()}, {"u": "s"})
     assert made.errors.rate == 1
     assert made.interval == (1.0, 1.0)
+
+
+def test_words_found_where_nothing_was_said_are_errors() -> None:
+    made = score({"a": (), "b": ("x",)}, {"a": ("x", "x"), "b": ("x",)}, {"a": "s", "b": "s"})
+    assert made.errors.insertions == 2 and made.errors.words == 1
+
+
+def test_an_interval_holds_rates_that_can_be() -> None:
+    """One error in 40 utterances: the normal distribution would reach below none."""
+    said = {f"u{n}": ("a", "b", "c") for n in range(40)}
+    found = {**said, "u7": ("a", "b")}
+    low, high = score(said, found, dict.fromkeys(said, "s")).interval
+    assert low == 0
+    # The error is drawn k times with probability about exp(-1) / k!: more than 3 times in 1.9%.
+    assert high == pytest.approx(3 / 120)

@@ -19,11 +19,11 @@ from unisono.speech.corpus.lexicon import Lexicon
 from unisono.speech.synthesis import synthesize as synthesis
 from unisono.speech.synthesis import tts
 from unisono.speech.synthesis.phrases import draw_phrase, phrase_lexicon, phrase_words
-from unisono.speech.synthesis.synthesize import Synthesis, synthesize
-from unisono.speech.synthesis.voices import divide_variants
-from unisono.speech.validation import Intake, check_data
+from unisono.speech.synthesis.synthesize import SynthesisOptions, synthesize
+from unisono.speech.synthesis.tts import divide_variants
+from unisono.speech.validation import InputOptions, validate_data
 
-HOW = Synthesis(hours=0.004, test_hours=0.002, snr=(60, 60), seed=3)
+HOW = SynthesisOptions(hours=0.004, test_hours=0.002, snr=(60, 60), seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +71,11 @@ def test_a_data_directory_without_fault(made: Path) -> None:
     lexicon = Lexicon.read(made / "lexicon.txt")
     variants = []
     for part, hours in (("train", HOW.hours), ("test", HOW.test_hours)):
-        checked = check_data(made / part, Intake(), lexicon)
-        assert len(checked.aside) == 0 and checked.reader.rate == 16000
-        seconds = sum(len(checked.reader.read(u)) for u in checked.utterances) / 16000
+        validated = validate_data(made / part, InputOptions(), lexicon)
+        assert len(validated.exclusions) == 0 and validated.reader.rate == 16000
+        seconds = sum(len(validated.reader.read(u)) for u in validated.utterances) / 16000
         # Each speaker goes on to the end of a phrase.
-        speakers = {u.speaker for u in checked.utterances}
+        speakers = {u.speaker for u in validated.utterances}
         assert 3600 * hours <= seconds < 3600 * hours + 8 * len(speakers)
         lines = (made / part / "spk2voice").read_text().splitlines()
         assert {line.split()[0] for line in lines} == speakers
@@ -85,12 +85,12 @@ def test_a_data_directory_without_fault(made: Path) -> None:
 
 def test_words_are_where_their_times_say(made: Path) -> None:
     """With hardly any noise it is loud within the times, and quiet outside."""
-    timed = read_ctm(made / "test" / "words.ctm")
+    timed_word = read_ctm(made / "test" / "words.ctm")
     text = dict(
         line.split(maxsplit=1) for line in (made / "test" / "text").read_text().splitlines()
     )
-    assert set(timed) == set(text)
-    for name, words in timed.items():
+    assert set(timed_word) == set(text)
+    for name, words in timed_word.items():
         assert " ".join(t.word for t in words) == text[name]
         samples, rate = soundfile.read(
             made / "test" / "audio" / name.split("-")[0] / f"{name}.flac"

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.speech.alignment.trainer import Aligned
+from unisono.speech.alignment.trainer import Alignment
 from unisono.speech.alignment.word_times import timed_words, word_times
 from unisono.speech.corpus.ctm import read_ctm
 from unisono.speech.corpus.data_directory import Utterance
-from unisono.speech.prepare import Preparation, prepare
-from unisono.speech.synthesis.synthesize import Synthesis, synthesize
+from unisono.speech.features.spectrum import frame_shift
+from unisono.speech.prepare import PrepareOptions, prepare
+from unisono.speech.synthesis.synthesize import SynthesisOptions, synthesize
 
 
-def path(words: list[int]) -> Aligned:
-    return Aligned(states=np.zeros(len(words), dtype=np.int64), words=np.array(words))
+def path(words: list[int]) -> Alignment:
+    return Alignment(states=np.zeros(len(words), dtype=np.int64), words=np.array(words))
 
 
 def test_a_word_begins_between_the_middles_of_two_frames() -> None:
@@ -44,10 +45,14 @@ def test_times_are_those_of_the_recording_and_copies_are_left_out(tmp_path: Path
 def test_word_starts_of_synthesised_speech(tmp_path: Path) -> None:
     if find_spec("espeakng_loader") is None:
         pytest.skip("the demo extra is not installed")
-    synthesize(tmp_path / "data", Synthesis(hours=0.15, test_hours=0.001), lambda _: None)
+    synthesize(tmp_path / "data", SynthesisOptions(hours=0.15, test_hours=0.001), lambda _: None)
     train = tmp_path / "data" / "train"
     prep = prepare(
-        train, tmp_path / "data" / "lexicon.txt", tmp_path / "prep", Preparation(), lambda _: None
+        train,
+        tmp_path / "data" / "lexicon.txt",
+        tmp_path / "prep",
+        PrepareOptions(),
+        lambda _: None,
     )
     true, found = read_ctm(train / "words.ctm"), read_ctm(prep.path / "words.ctm")
     assert len(found) > 0.99 * len(true)
@@ -58,3 +63,11 @@ def test_word_starts_of_synthesised_speech(tmp_path: Path) -> None:
     ]
     assert np.median(errors) <= 0.020
     assert np.percentile(errors, 90) <= 0.060
+
+
+def test_frames_of_22050_hz_are_not_10_ms_apart() -> None:
+    # A shift of 10 ms is 220.5 samples there; frames are 220 samples apart, as Kaldi's.
+    path = Alignment(states=np.zeros(2001, dtype=np.int64), words=np.repeat([-1, 0], [2000, 1]))
+    (found,) = timed_words(("a",), path, frame_shift(22050))
+    assert found.start == pytest.approx(2000 * 220 / 22050 + 0.0075)
+    assert frame_shift(16000) == 0.01

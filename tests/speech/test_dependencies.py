@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from unisono.errors import UserError
-from unisono.speech.dependencies import package
+from unisono.speech.dependencies import import_package
 
 
 def test_a_missing_package_is_one_line_that_says_what_to_install() -> None:
     with pytest.raises(UserError, match=r"pip install 'unisono\[speech\]'") as caught:
-        package("no_such_package_at_all")
+        import_package("no_such_package_at_all")
     assert "\n" not in str(caught.value)
 
 

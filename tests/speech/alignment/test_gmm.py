@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unisono.speech.alignment.gmm import Mixtures
+from unisono.speech.alignment.gmm import GaussianMixtures
 
 
 @pytest.fixture
-def mixtures() -> Mixtures:
+def mixtures() -> GaussianMixtures:
     random = np.random.default_rng(3)
     weights = random.uniform(0.2, 1, 6)
     starts = np.array([0, 1, 4, 6])
     weights /= np.repeat(np.add.reduceat(weights, starts[:-1]), np.diff(starts))
-    return Mixtures(
+    return GaussianMixtures(
         starts=starts,
         weights=weights,
         means=random.normal(0, 2, (6, 4)),
@@ -26,7 +26,7 @@ def frames(count: int) -> np.ndarray:
     return np.random.default_rng(4).normal(0, 2, (count, 4)).astype(np.float32)
 
 
-def density(mixtures: Mixtures, x: np.ndarray, state: int) -> float:
+def density(mixtures: GaussianMixtures, x: np.ndarray, state: int) -> float:
     total = 0.0
     for g in range(mixtures.starts[state], mixtures.starts[state + 1]):
         each = np.exp(-0.5 * (x - mixtures.means[g]) ** 2 / mixtures.variances[g])
@@ -34,13 +34,13 @@ def density(mixtures: Mixtures, x: np.ndarray, state: int) -> float:
     return total
 
 
-def test_loglikes_are_the_formula(mixtures: Mixtures) -> None:
+def test_loglikes_are_the_formula(mixtures: GaussianMixtures) -> None:
     x = frames(50)
     wanted = [[np.log(density(mixtures, row, s)) for s in range(3)] for row in x.astype(float)]
     np.testing.assert_allclose(mixtures.loglikes(x), wanted, atol=1e-4)
 
 
-def test_accumulation_adds_up_and_finds_the_same_likelihood(mixtures: Mixtures) -> None:
+def test_accumulation_adds_up_and_finds_the_same_likelihood(mixtures: GaussianMixtures) -> None:
     x, states = frames(300), np.random.default_rng(5).integers(0, 3, 300)
     whole = mixtures.accumulate(x, states)
     np.testing.assert_allclose(
@@ -53,7 +53,7 @@ def test_accumulation_adds_up_and_finds_the_same_likelihood(mixtures: Mixtures) 
     np.testing.assert_allclose(parts.square, whole.square, rtol=1e-6)
 
 
-def test_updates_never_lower_the_likelihood_and_growth_keeps_it(mixtures: Mixtures) -> None:
+def test_updates_never_lower_the_likelihood_and_growth_keeps_it(mixtures: GaussianMixtures) -> None:
     x, states = frames(2000), np.random.default_rng(5).integers(0, 3, 2000)
     last = -np.inf
     for _ in range(8):

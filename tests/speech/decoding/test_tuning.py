@@ -18,12 +18,12 @@ class Bowl:
     """Makes more errors the farther scale and price are from a point."""
 
     def __init__(self, scale: float, price: float) -> None:
-        self._scale, self._price = scale, price
+        self._scale, self._penalty = scale, price
         self.asked: list[float] = []
 
     def decode(self, loglikes: Any, scale: float, penalty: float) -> list[tuple[str, ...]]:
         self.asked.append(scale)
-        far = 12 * abs(math.log2(scale / self._scale)) + 4 * abs(penalty - self._price)
+        far = 12 * abs(math.log2(scale / self._scale)) + 4 * abs(penalty - self._penalty)
         return [("wrong",) * int(far) + ("right",)]
 
 
@@ -31,10 +31,10 @@ class Bowl:
 def test_the_bottom_is_found(scale: float, price: float) -> None:
     bowl = Bowl(scale, price)
     lines: list[str] = []
-    tuned = tune(cast(Decoder, bowl), [np.zeros((1, 1))], [("right",)], lines.append)
-    assert abs(math.log2(tuned.scale / scale)) < 0.2
-    assert tuned.penalty == price
-    assert tuned.words == 1 and tuned.tried == len(lines) == len(bowl.asked) <= 20
+    settings = tune(cast(Decoder, bowl), [np.zeros((1, 1))], [("right",)], lines.append)
+    assert abs(math.log2(settings.scale / scale)) < 0.2
+    assert settings.penalty == price
+    assert settings.words == 1 and settings.tried == len(lines) == len(bowl.asked) <= 20
 
 
 def test_small_scales_are_not_tried_without_need() -> None:

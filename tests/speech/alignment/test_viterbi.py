@@ -8,14 +8,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from unisono.speech.alignment.state_tying import Tying
+from unisono.speech.alignment.decision_tree import StateTying
 from unisono.speech.alignment.topology import Topology
-from unisono.speech.alignment.transcript_graph import equal_states, lay_paths
-from unisono.speech.alignment.viterbi import Block
+from unisono.speech.alignment.transcript_graph import build_transcript_graph, equal_alignment
+from unisono.speech.alignment.viterbi import GraphBatch
 from unisono.speech.corpus.lexicon import Lexicon
 
 LEXICON = Lexicon(entries={"a": [("A",)], "ab": [("A", "B"), ("B",)]})
-TOPOLOGY = Topology.start(LEXICON.phones)
+TOPOLOGY = Topology.initial(LEXICON.phones)
 SILENCE = 0.3
 SIL, A, B = range(3)
 
@@ -78,8 +78,11 @@ def test_the_best_path_of_each_utterance(seed: int) -> None:
     random = np.random.default_rng(seed)
     spoken = [(["a"], 5), (["ab"], 8), (["a", "ab"], 9), (["a"], 2)]
     likes = [random.normal(0, 3, (n, TOPOLOGY.states)).astype(np.float32) for _, n in spoken]
-    paths = [lay_paths(words, LEXICON, TOPOLOGY, Tying.none(TOPOLOGY)) for words, _ in spoken]
-    block = Block(paths, [n for _, n in spoken])
+    paths = [
+        build_transcript_graph(words, LEXICON, TOPOLOGY, StateTying.monophone(TOPOLOGY))
+        for words, _ in spoken
+    ]
+    block = GraphBatch(paths, [n for _, n in spoken])
     found = block.find(np.concatenate(likes), TOPOLOGY.scores(), SILENCE, 0.7)
     assert found.reached.tolist() == [True, True, True, False]
     at = frames = 0
@@ -98,15 +101,15 @@ def test_the_best_path_of_each_utterance(seed: int) -> None:
 
 
 def test_moves_are_probabilities_before_and_after_learning() -> None:
-    for topology in (TOPOLOGY, TOPOLOGY.learn(np.random.default_rng(0).poisson(3, (3, 5, 6)))):
+    for topology in (TOPOLOGY, TOPOLOGY.reestimate(np.random.default_rng(0).poisson(3, (3, 5, 6)))):
         sums = topology.moves.sum(2)
         np.testing.assert_allclose(sums[sums > 0], 1)
         assert ((topology.moves > 0) == (TOPOLOGY.moves > 0)).all()
-    learnt = TOPOLOGY.learn(np.zeros((3, 5, 6)))
+    learnt = TOPOLOGY.reestimate(np.zeros((3, 5, 6)))
     np.testing.assert_allclose(learnt.moves[A, 0, :2], 0.5)
 
 
 def test_a_flat_start_divides_the_frames_evenly() -> None:
-    states = equal_states(["a"], 26, LEXICON, TOPOLOGY)
+    states = equal_alignment(["a"], 26, LEXICON, TOPOLOGY)
     assert states.tolist() == [s for s in [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4] for _ in "xx"]
-    assert equal_states(["a"], 4, LEXICON, TOPOLOGY).tolist() == [5, 5, 6, 7]
+    assert equal_alignment(["a"], 4, LEXICON, TOPOLOGY).tolist() == [5, 5, 6, 7]
