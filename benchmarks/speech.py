@@ -4,7 +4,7 @@
 
 CORPUS holds `train` and `test`, Kaldi data directories, and `lexicon.txt`. All speakers of both are
 static into folds (`--folds 0`: each speaker is a fold); every system is prepared and trained on the
-others and decodes the fold, with scale and price of a word tuned on speakers held out of the
+others and decodes the fold, with scale and word insertion penalty tuned on speakers held out of the
 training part. The table has the error rate of all speakers, and of those of `train` alone: systems
 may be chosen by the latter, since it says nothing of the test speakers. Intervals are 95% of error
 rates when speakers are drawn again at random.
@@ -222,7 +222,7 @@ def work(corpus: Path, out: Path, job: Job, processes: int) -> Result:
     score = decode(place, data, out / f"decoded-{name}", DecodeOptions(processes=processes), _quiet)
     assert score is not None
     chosen = json.loads((out / f"decoded-{name}" / "score.json").read_text())
-    facts["scale"], facts["price"] = chosen["acoustic_scale"], chosen["insertion_penalty"]
+    facts["scale"], facts["penalty"] = chosen["acoustic_scale"], chosen["word_insertion_penalty"]
     facts["tuning"] = chosen["tuning"]["errors"] / max(chosen["tuning"]["words"], 1)
     facts["all_s"] = time.monotonic() - begun
     errors = {who: (own.total, own.words) for who, own in score.speakers.items()}
@@ -287,7 +287,7 @@ def table(results: Sequence[Result], trained: frozenset[str]) -> list[str]:
         counts = list(result.speakers.values())
         texts.append(
             f"given test, {result.job.system}, seed {result.job.seed}: {rate(counts):.2f}%, "
-            f"scale {result.facts['scale']:.3f}, price {result.facts['price']:+.1f}, "
+            f"scale {result.facts['scale']:.3f}, penalty {result.facts['penalty']:+.1f}, "
             f"held out {100 * result.facts['tuning']:.2f}%"
         )
     for system in sorted({r.job.system for r in seeds}):

@@ -1,4 +1,4 @@
-"""Any damage to any input: one clear line or utterances set aside, no traceback, no hang."""
+"""Any damage to any input: one clear line or excluded utterances, no traceback, no hang."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def use(folder: Path, oov: Oov, resample: bool) -> None:
         assert np.isfinite(features.network).all() and np.isfinite(features.cepstra).all()
     for line in validated.exclusions.summary():
         one_line(line)
-    validated.exclusions.write(folder / "set_aside.txt")
+    validated.exclusions.write(folder / "excluded.txt")
     graph = build_graph(
         GraphInputs(
             lexicon=lexicon,
@@ -112,14 +112,14 @@ def damage(whole: Path, folder: Path, seed: int) -> str:
     return "used"
 
 
-def test_damage_is_told_or_set_aside(whole: Path, tmp_path: Path) -> None:
+def test_damage_is_told_or_excluded(whole: Path, tmp_path: Path) -> None:
     outcomes = {damage(whole, tmp_path / "data", seed) for seed in range(30)}
     assert outcomes == {"refused", "used"}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_much_more_damage_is_told_or_set_aside(whole: Path, tmp_path: Path) -> None:
+def test_much_more_damage_is_told_or_excluded(whole: Path, tmp_path: Path) -> None:
     for seed in range(1000, 4000):
         damage(whole, tmp_path / "data", seed)
 

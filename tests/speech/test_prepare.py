@@ -231,7 +231,7 @@ def test_phones_that_nobody_says_are_never_found(tmp_path: Path) -> None:
         END,
     }
     assert "Q" in assets.gmm_hmm.topology.phones  # the states of the PREP stay as they are
-    assert any("2 words cannot be found, as <unk>" in line for line in lines)
+    assert any("2 words cannot be recognised, as <unk>" in line for line in lines)
 
 
 def test_a_place_that_cannot_be_written_is_told_before_work_starts(tmp_path: Path) -> None:

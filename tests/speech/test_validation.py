@@ -1,4 +1,4 @@
-"""Data directories, whole and broken: what is used, what is set aside and why."""
+"""Data directories, whole and broken: what is used, what is excluded and why."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_relative_paths_segments_and_flac(write: Write) -> None:
     assert len(validated.exclusions) == 0 and validated.exclusions.summary() == []
 
 
-def test_each_fault_is_set_aside_by_name(write: Write) -> None:
+def test_each_fault_is_excluded_by_name(write: Write) -> None:
     in_scp = ["good", "twice", "gone", "torn", "mute", "orphan", "brief", "oov"]
     names = [*in_scp, "pipe", "stereo", "slow", "only"]
     folder = write(
@@ -84,8 +84,8 @@ def test_each_fault_is_set_aside_by_name(write: Write) -> None:
     assert sum(expected.values()) == len(validated.exclusions)
     text = "\n".join(validated.exclusions.summary())
     assert "maybe (1)" in text and "brief" in text
-    validated.exclusions.write(folder / "aside.txt")
-    told = {line.split("\t")[0] for line in (folder / "aside.txt").read_text().splitlines()}
+    validated.exclusions.write(folder / "excluded.txt")
+    told = {line.split("\t")[0] for line in (folder / "excluded.txt").read_text().splitlines()}
     assert told == {*names, "#word"} - {"good", "stereo"}
 
 
@@ -179,7 +179,7 @@ def test_a_directory_that_cannot_be_used_is_one_line(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_noise_in_any_file_is_an_error_or_a_set_aside_utterance(
+def test_noise_in_any_file_is_an_error_or_an_excluded_utterance(
     write: Write, which: str, noise: bytes, at: int
 ) -> None:
     folder = write(
@@ -266,7 +266,7 @@ def test_a_command_that_fails_tells_why(write: Write) -> None:
 
 def test_what_is_missing_is_said_with_what_to_do(write: Write) -> None:
     folder = write({"wav.scp": "a a.wav\n", "text": "a x\n"}, seconds={"a.wav": 0.0})
-    with pytest.raises(UserError, match="utt2spk: write a line an utterance"):
+    with pytest.raises(UserError, match="utt2spk: write one line per utterance"):
         validate_data(folder, InputOptions(), None)
     (folder / "utt2spk").write_text("a s\n")
     with pytest.raises(UserError, match=r"audio that cannot be read: a \(a: it holds no samples"):
@@ -292,7 +292,7 @@ def test_words_written_in_another_form_are_told(write: Write, word: str, known: 
     assert ascii(word) in line and ascii(known) in line
 
 
-def test_utterances_too_long_for_memory_are_set_aside() -> None:
+def test_utterances_too_long_for_memory_are_excluded() -> None:
     exclusions = Exclusions()
     hour = Utterance(id="hour", speaker="s", words=("yes",) * 9000, recording="r", audio="r.wav")
     assert not alignable(hour, 360_000, LEXICON, exclusions)

@@ -22,9 +22,9 @@ from unisono.errors import UserError
 from unisono.models import build
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.prepare import PrepareOptions, prepare
+from unisono.training.acoustic_scorer import TrainedNetwork
 from unisono.training.builders import shape_of, source_of
 from unisono.training.decode import DecodeOptions, decode
-from unisono.training.network import TrainedNetwork
 from unisono.training.train import train
 
 QUICK = ["minibatch=128", "network.hidden=[64]", "epochs=4"]
@@ -138,10 +138,10 @@ def test_a_model_of_everybody_tunes_on_nobody(place: Path, tmp_path: Path) -> No
     assert score is not None and score.errors.rate < 0.05
     assert any("not tuned" in line for line in lines)
     facts = json.loads((tmp_path / "a" / "score.json").read_text())
-    assert (facts["acoustic_scale"], facts["insertion_penalty"]) == (0.1, 0)
+    assert (facts["acoustic_scale"], facts["word_insertion_penalty"]) == (0.1, 0)
     assert facts["tuning"]["words"] == 0
     (tmp_path / "like").mkdir()
-    settings = {"acoustic_scale": 0.2, "insertion_penalty": -1.5}
+    settings = {"acoustic_scale": 0.2, "word_insertion_penalty": -1.5}
     (tmp_path / "like" / "score.json").write_text(json.dumps(settings))
     how = DecodeOptions(like=tmp_path / "like")
     decode(tmp_path / "all", place / "test", tmp_path / "b", how, lines.append)
@@ -170,7 +170,7 @@ def test_without_text_there_are_words_but_no_score(place: Path, tmp_path: Path) 
     assert decode(place / "prep", bare, out, DecodeOptions(), lambda _: None) is None
     assert "wer" not in json.loads((out / "score.json").read_text())
     assert (out / "hyp.txt").stat().st_size > 0
-    assert "gone" in (out / "set_aside.txt").read_text()
+    assert "gone" in (out / "excluded.txt").read_text()
 
 
 def test_what_cannot_be_decoded_is_one_line(place: Path, tmp_path: Path) -> None:

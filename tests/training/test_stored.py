@@ -68,7 +68,7 @@ def test_stored_features_are_aligned_and_decoded(place: Path, tmp_path: Path) ->
     assert score is not None and score.errors.rate < 0.05
 
 
-def test_what_does_not_fit_is_set_aside(place: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_excluded(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "utt2spk").write_text((place / "archives" / "utt2spk").read_text())
@@ -89,11 +89,11 @@ def test_what_does_not_fit_is_set_aside(place: Path, tmp_path: Path) -> None:
     prep = prepare_aligned(folder, folder / "ali.scp", tmp_path / "prep", how, lines.append)
     assert set(name) - set(prep.table.id) == set(name[:7])
     assert len(prep.utterances_of(Part.TRAIN))
-    aside = (prep.path / "set_aside.txt").read_text().splitlines()
-    assert [line.split("\t")[0] for line in aside] == sorted(name[:7])
-    reasons = [line.split("\t")[1] for line in sorted(aside)]
+    excluded = (prep.path / "excluded.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in excluded] == sorted(name[:7])
+    reasons = [line.split("\t")[1] for line in sorted(excluded)]
     assert len(set(reasons)) == 4 and "dimension" in reasons[2] and "command" in reasons[4]
-    assert any("set aside" in line for line in lines)
+    assert any("excluded" in line for line in lines)
 
 
 def test_what_cannot_go_together_is_one_line(place: Path, tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_what_cannot_go_together_is_one_line(place: Path, tmp_path: Path) -> Non
     stored = PrepareOptions(features=FeatureType.KALDI, heldout=0.2)
     perturbed = PrepareOptions(features=FeatureType.KALDI, perturb=True)
     for alignments, how, word in (
-        (broken, stored, "broken at byte"),
-        (tmp_path / "none.ark", stored, "no file"),
-        (folder / "utt2spk", stored, "broken|no usable"),
+        (broken, stored, "damaged at byte"),
+        (tmp_path / "none.ark", stored, "No such file"),
+        (folder / "utt2spk", stored, "damaged|no usable"),
         (folder / "ali.scp", perturbed, "perturb"),
     ):
         with pytest.raises(UserError, match=word) as caught:

@@ -13,9 +13,7 @@ from unisono.training import decode as training
 
 
 def decode(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run; or a PREP, for its Gaussians.")
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run; or a PREP, for its GMMs.")],
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="A Kaldi data directory; scored if it has text.")
     ],
@@ -26,7 +24,7 @@ def decode(
     order: Annotated[int, typer.Option(help="Longest n-grams used, in words; 0: all.", min=0)] = 0,
     like: Annotated[
         Path | None,
-        typer.Option(help="Scale and price of a word as in this folder of another decode."),
+        typer.Option(help="Acoustic scale and word insertion penalty of this earlier result."),
     ] = None,
     resample: Annotated[
         bool, typer.Option("--resample", help="Convert audio of other sample rates.")
@@ -37,7 +35,7 @@ def decode(
     ] = False,
     processes: Annotated[int, typer.Option(help="Processes at a time; 0: one a core.", min=0)] = 0,
 ) -> None:
-    """Find the words in speech; scale and price of a word are tuned on held-out speakers."""
+    """Recognise speech; scale and word insertion penalty are tuned on held-out speakers."""
     how = training.DecodeOptions(
         inputs=InputOptions(resample=resample, channel=channel, allow_pipes=allow_pipes),
         language_model=lm,

@@ -32,11 +32,13 @@ def prepare(
         typer.Option(help="Instead of DATA: frames and states made elsewhere, a .npz."),
     ] = None,
     features: Annotated[
-        FeatureType, typer.Option(help="What the network hears; kaldi: what feats.scp points to.")
+        FeatureType, typer.Option(help="Input features of the network; kaldi: those of feats.scp.")
     ] = FeatureType.FBANK,
     alignments: Annotated[
         Path | None,
-        typer.Option(help="A state a frame made elsewhere, Kaldi .scp or archive; no lexicon."),
+        typer.Option(
+            help="Imported alignments, a state a frame: Kaldi .scp or archive; no lexicon."
+        ),
     ] = None,
     lm: Annotated[
         Path | None, typer.Option(help="An ARPA language model.  [default: of the text]")
@@ -51,8 +53,8 @@ def prepare(
     oov: Annotated[
         Oov,
         typer.Option(
-            help="Words that the lexicon lacks: train on them as <unk>, a noise; or skip the "
-            "utterances that have them."
+            help="Out-of-vocabulary words: map to <unk>, a spoken-noise phone; or skip their "
+            "utterances."
         ),
     ] = Oov.MAP,
     rate: Annotated[int, typer.Option(help="Sample rate in Hz; 0: the commonest one.", min=0)] = 0,
@@ -69,11 +71,12 @@ def prepare(
     perturb_volume: Annotated[
         bool,
         typer.Option(
-            "--perturb-volume", help="The network hears training at 1/8 to 2 times the volume."
+            "--perturb-volume", help="Change the volume of training utterances, 1/8 to 2 times."
         ),
     ] = False,
     tying: Annotated[
-        TyingMethod, typer.Option(help="States of phones in context: not told apart, or by a tree.")
+        TyingMethod,
+        typer.Option(help="Monophone states, or states of triphones tied by a decision tree."),
     ] = TyingMethod.TREE,
     states: Annotated[int, typer.Option(help="Tied states, at most.", min=1)] = 1800,
     gaussians: Annotated[

@@ -24,15 +24,15 @@ def export(prep: Prep, out: Path) -> None:
     """
     if os.path.lexists(out):
         raise UserError(f"{out} exists already; name another --out")
-    place, table = out.resolve(), prep.table
+    folder, table = out.resolve(), prep.table
     bounds = sorted(zip(table.id, prep.starts[:-1], prep.starts[1:], strict=True))
     try:
-        place.mkdir(parents=True)
+        folder.mkdir(parents=True)
         for name, array in (("feats", prep.frames), ("ali", prep.states)):
             objects = ((utterance, array[first:stop]) for utterance, first, stop in bounds)
-            write_archive(place / f"{name}.ark", place / f"{name}.scp", objects)
+            write_archive(folder / f"{name}.ark", folder / f"{name}.scp", objects)
         speakers = (table.speakers[row] for row in table.speaker)
         lines = sorted(f"{u} {who}\n" for u, who in zip(table.id, speakers, strict=True))
-        (place / "utt2spk").write_text("".join(lines), encoding="utf-8")
+        (folder / "utt2spk").write_text("".join(lines), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}; choose another place") from None

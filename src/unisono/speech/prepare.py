@@ -20,7 +20,7 @@ from unisono.speech.alignment.trainer import Alignment, AlignmentData, GmmHmm, T
 from unisono.speech.alignment.transcript_graph import Ints
 from unisono.speech.alignment.word_times import word_times
 from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance
-from unisono.speech.corpus.exclusions import ExclusionReason
+from unisono.speech.corpus.exclusions import EXCLUDED_FILE, ExclusionReason
 from unisono.speech.corpus.lexicon import SILENCE, Lexicon
 from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets, select_tuning_set
 from unisono.speech.features.audio import AudioReader
@@ -33,13 +33,13 @@ from unisono.speech.features.extraction import (
 )
 from unisono.speech.features.extractors import FeatureType
 from unisono.speech.features.frame_store import concatenate_to_file
-from unisono.speech.features.kaldi_features import KaldiFeatureReader
+from unisono.speech.features.kaldi_archives import KaldiFeatureReader
 from unisono.speech.features.spectrum import SHIFT_S, frame_shift
 from unisono.speech.graph.language_model import NgramModel, estimate_ngrams, read_language_model
 from unisono.speech.validation import InputOptions, ValidatedCorpus, alignable, validate_data
 
 WORD_TIMES_FILE = "words.ctm"
-"""The file of a PREP that says when each word was said."""
+"""The file of a PREP with the time of each word."""
 Log = Callable[[str], None]
 # Numbers below it keep three digits in half precision.
 _MAX_HALF = 1000
@@ -63,7 +63,7 @@ class PrepareOptions:
     """How a corpus is prepared.
 
     Attributes:
-        features: What the network hears.
+        features: The network's features.
         inputs: Which audio and which words are accepted.
         tying: How states are tied.
         states: Tied states, at most.
@@ -72,7 +72,7 @@ class PrepareOptions:
         language_model: An ARPA file; None: n-grams of the training text.
         order: The length of those n-grams.
         perturb: Train on all audio at 0.9 and 1.1 times its speed, too.
-        volume: Let the network hear each training utterance at a volume of its own.
+        volume: Perturb the volume of each training utterance for the network's features.
         heldout: The share of the speakers that is held out.
         seed: Of the choice of speakers, and of the model.
         processes: How many work at a time.
@@ -91,8 +91,8 @@ class PrepareOptions:
     seed: int = 0
     processes: int = 1
 
-    def stored(self) -> bool:
-        """Whether features made elsewhere are used, not audio.
+    def uses_archives(self) -> bool:
+        """Whether precomputed features are used, not audio.
 
         Raises:
             UserError: They are, and would have to be perturbed.
@@ -130,7 +130,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
         lexicon_file: Lines of a word and its phones.
         out: The PREP to make.
         options: The settings.
-        log: Takes lines that tell what happens.
+        log: Receives progress lines.
 
     Raises:
         UserError: `out` exists, an input cannot be read, or nothing usable is left.
@@ -138,7 +138,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
     if os.path.lexists(out):
         raise UserError(f"{out} exists already: choose another place or remove it first")
     lexicon = Lexicon.read(lexicon_file)
-    validated = validate_data(data, options.inputs, lexicon, stored=options.stored())
+    validated = validate_data(data, options.inputs, lexicon, archives=options.uses_archives())
     exclusions, lexicon = validated.exclusions, validated.lexicon or lexicon
     language_model = None
     if options.language_model is not None:
@@ -172,7 +172,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
         folder = scratch / ASSETS_FOLDER
         folder.mkdir()
         assets.write(folder)
-        exclusions.write(folder / "set_aside.txt")
+        exclusions.write(folder / EXCLUDED_FILE)
         files = {
             f"{ASSETS_FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())
         }
@@ -181,9 +181,8 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
         states = [(u, h, path.states) for u, h, path in kept]
         corpus = make_corpus(data, states, heldout, model.tying.states, scratch)
         if len(exclusions):
-            log(
-                f"{len(exclusions)} utterances were set aside: {out / ASSETS_FOLDER / 'set_aside.txt'}"
-            )
+            listed = out / ASSETS_FOLDER / EXCLUDED_FILE
+            log(f"{len(exclusions)} utterances were excluded: {listed}")
         return write_prep(out, corpus, options.facts(), beside=files)
 
 
@@ -192,7 +191,7 @@ def scratch_directory(out: Path) -> Iterator[Path]:
     """A folder on the disk that the PREP will be on, for as long as it is made.
 
     All features of a corpus are kept there, so that it need not fit into memory; and a place
-    that cannot be written to is told of before work starts.
+    that cannot be written to is reported before work starts.
 
     Raises:
         UserError: There can be none.
@@ -305,8 +304,7 @@ def _align(
 def monophone_gaussians(lexicon: Lexicon) -> int:
     """Gaussians of monophones, at most.
 
-    Where tones, stress or places in a word tell many phones apart, 1000 would be too few for
-    some of each state.
+    Where phones are marked for tone, stress or position in the word, 1000 would be too few.
     """
     return max(_MONOPHONE_GAUSSIANS, _GAUSSIANS_A_PHONE * len(lexicon.phones))
 
@@ -318,10 +316,10 @@ def _trained_lexicon(
     model: GmmHmm,
     log: Log,
 ) -> Lexicon:
-    """The lexicon without phones that nobody says in training.
+    """The lexicon without phones that do not occur in training.
 
-    Nothing is known of how they sound: their Gaussians are still those of everything, which fit
-    any voice that is unlike the others better than the phones that it says.
+    Their Gaussians are still those of the flat start, which fit an unusual voice better than the
+    trained phones do.
     """
     states: set[int] = set()
     for utterance, _, path in kept:
@@ -334,8 +332,8 @@ def _trained_lexicon(
     if lost:
         silent = ", ".join(sorted(set(names) - phones)[:_SHOWN])
         log(
-            f"{len(lost)} words cannot be found, as {lost[0]}: nobody says their phones in "
-            f"training ({silent})"
+            f"{len(lost)} words cannot be recognised, as {lost[0]}: training has none of "
+            f"their phones ({silent})"
         )
     return usable
 
@@ -352,7 +350,7 @@ def _decoding_assets(
     whole = tuning = language_model
     if whole is None or tuning is None:
         said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
-        # Words that are silence or noise are heard only where people write them.
+        # Words that are silence or noise are in the language model only if transcripts have them.
         written = {word for words, _ in said for word in words}
         known = lexicon.speech_words | (written & lexicon.entries.keys())
         whole = estimate_ngrams([words for words, _ in said], known, options.order)

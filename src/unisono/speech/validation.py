@@ -1,4 +1,4 @@
-"""A data directory looked over before work starts: who can be used, who cannot and why."""
+"""Validation of a data directory before work starts: which utterances can be used."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from unisono.speech.features.audio import (
     sample_rate,
 )
 from unisono.speech.features.extractors import neighbour_correlation
-from unisono.speech.features.kaldi_features import KaldiFeatureReader, feature_shape
+from unisono.speech.features.kaldi_archives import KaldiFeatureReader, feature_shape
 from unisono.speech.features.spectrum import SHIFT_S
 
-# Frames times places of an utterance whose best path is sought: at two bytes each, and some
-# times as many with neighbours told apart, more would fill the memory.
+# Frames times nodes of an utterance to be aligned: at two bytes each, and some times as many
+# with triphones, more would fill the memory.
 _MAX_CELLS = 500_000_000
-# Features, and the rate of commands, are told by this many utterances at most; and bands by how
-# much alike neighbours are.
+# The kind of features, and the rate of commands, are found from this many utterances at most;
+# filterbanks by the correlation of neighbouring dimensions.
 _INSPECTED = 20
 _MIN_BAND_CORRELATION = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """What is accepted.
+    """Which input is accepted.
 
     Attributes:
         rate: The sample rate in Hz; 0: the commonest one of the corpus.
         channel: Which channel of the audio, from 0.
-        resample: Convert audio of another rate instead of setting it aside.
-        allow_pipes: Run commands in wav.scp instead of setting them aside.
-        oov: What becomes of utterances with words that the lexicon lacks.
+        resample: Convert audio of another rate instead of excluding it.
+        allow_pipes: Run commands in wav.scp instead of excluding them.
+        oov: How utterances with out-of-vocabulary words are used.
     """
 
     rate: int = 0
@@ -54,7 +54,7 @@ class InputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedCorpus:
-    """A corpus that was looked over.
+    """A validated corpus.
 
     Attributes:
         utterances: The usable utterances; words without pronunciation are replaced in them.
@@ -76,17 +76,17 @@ def validate_data(
     inputs: InputOptions,
     lexicon: Lexicon | None,
     *,
-    stored: bool = False,
-    like: KaldiFeatureReader | None = None,
+    archives: bool = False,
+    expected: KaldiFeatureReader | None = None,
 ) -> ValidatedCorpus:
-    """Looks over a data directory: every text, and the header of every audio file or archive.
+    """Validates a data directory: every text, and every audio header or feature matrix.
 
     Args:
         folder: The data directory.
         inputs: What is accepted.
         lexicon: To check transcripts with; None: they are not needed, and not checked.
-        stored: Whether features made elsewhere are used, not audio.
-        like: What they must be like; None: like most of the corpus.
+        archives: Whether precomputed features are used, not audio.
+        expected: What these must be like; None: like most of the corpus.
 
     Raises:
         UserError: A file of the directory cannot be read, or no utterance can be used.
@@ -98,7 +98,7 @@ def validate_data(
         transcribed=lexicon is not None,
         allow_pipes=inputs.allow_pipes,
         channel=inputs.channel,
-        features=stored,
+        features=archives,
     )
     replaced: dict[str, int] = {}
     if lexicon is not None:
@@ -106,8 +106,8 @@ def validate_data(
         if replaced:
             lexicon = lexicon.with_unknown_word()
     reader: AudioReader | KaldiFeatureReader
-    if stored:
-        reader = like or _most_common_features(utterances)
+    if archives:
+        reader = expected or _most_common_features(utterances)
     else:
         rate = inputs.rate or _most_common_rate(utterances)
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
@@ -160,8 +160,8 @@ def alignable(
 ) -> bool:
     """Whether an utterance has the frames that its words need, and not far too many of both.
 
-    Else it is set aside. Without a lexicon nothing is aligned: one frame is enough, and none too
-    many.
+    Otherwise it is excluded. Without a lexicon nothing is aligned, and any number of frames
+    will do, but none.
     """
     needed = 1
     if lexicon is not None:
@@ -240,11 +240,13 @@ def _most_common_features(utterances: list[Utterance]) -> KaldiFeatureReader:
     for utterance in utterances:
         if not utterance.is_command:
             try:
-                counts[feature_shape(utterance)[1]] += 1
+                counts[feature_shape(utterance.audio)[1]] += 1
             except UtteranceError:
                 continue
     if not counts and any(utterance.is_command for utterance in utterances):
-        raise UserError("commands alone in feats.scp do not tell the dimension: give archives")
+        raise UserError(
+            "feats.scp has commands alone, so the dimension is not known: give archives"
+        )
     size = max(counts, key=lambda size: (counts[size], size), default=1)
     reader = KaldiFeatureReader(dimension=size, bands=False)
     found: list[float] = []

@@ -29,7 +29,7 @@ class WorkerPool(Generic[State]):
     """Processes that each hold a state of their own; one process means this one."""
 
     def __init__(self, processes: int, setup: Callable[..., State], *arguments: Any) -> None:
-        """Starts the crew.
+        """Starts the workers.
 
         Args:
             processes: How many; 1 works in this process.

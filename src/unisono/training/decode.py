@@ -1,11 +1,11 @@
-"""``unisono decode``: a model and speech to words and their score."""
+"""``unisono decode``: from speech and a trained model to words and their score."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -14,29 +14,24 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from unisono.errors import UserError
-from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance
-from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets
+from unisono.runs.directory import write_atomically
+from unisono.speech.corpus.data_directory import no_usable_utterance
+from unisono.speech.corpus.exclusions import EXCLUDED_FILE
+from unisono.speech.decoding.assets import DecodingAssets
 from unisono.speech.decoding.decoder import Decoder, Words
 from unisono.speech.decoding.scoring import Score, score
 from unisono.speech.decoding.tuning import TunedSettings, tune
 from unisono.speech.dependencies import import_package
 from unisono.speech.features.extraction import (
-    UtteranceFeatures,
-    cepstral_cmvn_stats,
     extract_features,
-    gmm_features,
-    network_features,
 )
 from unisono.speech.features.extractors import FeatureType
-from unisono.speech.features.kaldi_features import KaldiFeatureReader
+from unisono.speech.features.kaldi_archives import KaldiFeatureReader
 from unisono.speech.graph.decoding_graph import GraphInputs, build_graph, cached_graph
 from unisono.speech.graph.language_model import NgramModel, read_language_model
 from unisono.speech.prepare import scratch_directory
 from unisono.speech.validation import InputOptions, validate_data
-from unisono.speech.worker_pool import WorkerPool
-from unisono.training.keep import PRIORS_FILE
-from unisono.training.network import TrainedNetwork
+from unisono.training.acoustic_scorer import AcousticScorer
 
 Frames = NDArray[np.float32]
 Log = Callable[[str], None]
@@ -50,7 +45,7 @@ class DecodeOptions:
         inputs: Which audio is accepted; the rate is the model's.
         language_model: An ARPA file instead of the language model that was prepared.
         order: Use n-grams up to this length only; 0: all.
-        like: A folder that was made by decoding: its scale and price are used, none is tuned.
+        like: A folder that was made by decoding: its scale and penalty are used, none is tuned.
         processes: How many work at a time.
     """
 
@@ -61,79 +56,6 @@ class DecodeOptions:
     processes: int = 1
 
 
-class AcousticScorer:
-    """What turns features into log-likelihoods: a run's network, or a PREP's Gaussians."""
-
-    def __init__(self, place: Path, processes: int) -> None:
-        """Opens a run or a PREP.
-
-        Args:
-            place: The run or the PREP.
-            processes: How many of them listen at a time.
-
-        Raises:
-            UserError: It is neither, or was not made from speech.
-        """
-        network: TrainedNetwork | None = None
-        if (place / "config.toml").is_file():
-            network = TrainedNetwork(
-                RunDirectory.open(place)
-            )  # read here, too: a bad one is told of once
-        self.assets = DecodingAssets.read(place)
-        self.cache: Path | None = None
-        self.name = "triphone" if self.assets.gmm_hmm.tying.context_dependent else "monophone"
-        self._identity = hashlib.sha256(self.assets.gmm_hmm.mixtures.means.tobytes()).hexdigest()
-        self._pool: WorkerPool[TrainedNetwork] | None = None
-        if network is not None:
-            self._priors = _read_priors(place / ASSETS_FOLDER / PRIORS_FILE)
-            self._identity += network.fingerprint() + self._priors.tobytes().hex()
-            self.cache = place / ASSETS_FOLDER / "graphs"
-            self.name = "network"
-            self._pool = WorkerPool(processes, _open_network, place)
-
-    def __enter__(self) -> AcousticScorer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.close()
-
-    def fingerprint(self) -> str:
-        """Tells this ear from any other."""
-        return hashlib.sha256(self._identity.encode()).hexdigest()
-
-    def log_likelihoods(
-        self, extracted: Sequence[tuple[Utterance, UtteranceFeatures]]
-    ) -> Iterator[Frames]:
-        """Yields log-likelihoods of utterances, frames x states each."""
-        if self._pool is not None:
-            return self._infer(self._pool, network_features(extracted))
-        stats = cepstral_cmvn_stats(extracted)
-        normalized = (gmm_features(h.cepstra, stats[u.speaker]) for u, h in extracted)
-        return map(self.assets.gmm_hmm.mixtures.loglikes, normalized)
-
-    def score_tuning_set(self) -> list[Frames]:
-        """Log-likelihoods of the held-out utterances that the kit has."""
-        tuning_set = self.assets.tuning_set
-        assert tuning_set is not None
-        cuts = tuning_set.starts[1:-1]
-        if self._pool is not None:
-            return list(self._infer(self._pool, np.split(tuning_set.network, cuts)))
-        return [
-            self.assets.gmm_hmm.mixtures.loglikes(f) for f in np.split(tuning_set.gaussian, cuts)
-        ]
-
-    def _infer(
-        self, pool: WorkerPool[TrainedNetwork], frames: Iterable[Frames]
-    ) -> Iterator[Frames]:
-        for posteriors in pool.map(TrainedNetwork.log_posteriors, frames):
-            yield posteriors - self._priors
-
-
-def _open_network(place: Path) -> TrainedNetwork:
-    return TrainedNetwork(RunDirectory.open(place))
-
-
 def decode(place: Path, data: Path, out: Path, options: DecodeOptions, log: Log) -> Score | None:
     """Decodes; writes hyp.txt, score.json, and with transcripts errors.txt.
 
@@ -142,7 +64,7 @@ def decode(place: Path, data: Path, out: Path, options: DecodeOptions, log: Log)
         data: A Kaldi data directory; scored where it has a text.
         out: The folder to make.
         options: The settings.
-        log: Takes lines that tell what happens.
+        log: Receives progress lines.
 
     Returns:
         The score, where there are transcripts.
@@ -153,7 +75,7 @@ def decode(place: Path, data: Path, out: Path, options: DecodeOptions, log: Log)
     if os.path.lexists(out):
         raise UserError(f"{out} exists already; name another --out")
     for name in ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign"):
-        import_package(name)  # said before an hour of work, not after it
+        import_package(name)  # a missing package is reported before the work, not after it
     with AcousticScorer(place, options.processes) as scorer, scratch_directory(out) as scratch:
         return _decode(scorer, data, out, options, scratch, log)
 
@@ -167,8 +89,8 @@ def _decode(
         data,
         replace(options.inputs, rate=assets.rate),
         None,
-        stored=assets.features is FeatureType.KALDI,
-        like=KaldiFeatureReader(dimension=assets.dimension, bands=assets.bands),
+        archives=assets.features is FeatureType.KALDI,
+        expected=KaldiFeatureReader(dimension=assets.dimension, bands=assets.bands),
     )
     log(f"{len(validated.utterances)} utterances to decode with the {scorer.name}")
     extracted = extract_features(
@@ -193,12 +115,12 @@ def _decode(
     by_name = {u.id: words for (u, _), words in zip(extracted, found, strict=True)}
     facts: dict[str, JsonValue] = {
         "acoustic_scale": settings.scale,
-        "insertion_penalty": settings.penalty,
+        "word_insertion_penalty": settings.penalty,
         "tuning": {"errors": settings.errors, "words": settings.words, "tried": settings.tried},
         "lm_order": language_model.order,
         "model": scorer.name,
         "utterances": len(extracted),
-        "set_aside": len(validated.exclusions),
+        "excluded": len(validated.exclusions),
     }
     said = {u.id: u.words for u, _ in extracted if u.transcribed}
     result = None
@@ -206,7 +128,7 @@ def _decode(
         result = score(said, by_name, {u.id: u.speaker for u, _ in extracted})
         facts = {**result.facts(), **facts}
     _write(out, by_name, facts, result)
-    validated.exclusions.write(out / "set_aside.txt")
+    validated.exclusions.write(out / EXCLUDED_FILE)
     return result
 
 
@@ -236,15 +158,17 @@ def _graph_inputs(assets: DecodingAssets, language_model: NgramModel) -> GraphIn
 def _tune(
     scorer: AcousticScorer, language_model: NgramModel, options: DecodeOptions, log: Log
 ) -> TunedSettings:
-    """Tunes on the held-out speakers; a run remembers what came of it."""
+    """Tunes on the held-out speakers; a run caches the result."""
     if options.like is not None:
         settings = _settings_of(options.like)
-        log(f"scale {settings.scale:.3f}, price {settings.penalty:+.1f}, as in {options.like}")
+        log(
+            f"scale {settings.scale:.3f}, word insertion penalty {settings.penalty:+.1f}, as in {options.like}"
+        )
         return settings
     tuning_set = scorer.assets.tuning_set
     if tuning_set is None:
         settings = TunedSettings()
-        default = f"scale {settings.scale:g} and price {settings.penalty:g} of a word are not tuned"
+        default = f"scale {settings.scale:g} and penalty {settings.penalty:g} are not tuned"
         log(f"no speaker was held out: {default} (--like takes those of another decoding)")
         return settings
     graph_inputs = _graph_inputs(scorer.assets, language_model)
@@ -269,11 +193,11 @@ def _settings_of(result: Path) -> TunedSettings:
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
         return TunedSettings(
-            scale=float(facts["acoustic_scale"]), penalty=float(facts["insertion_penalty"])
+            scale=float(facts["acoustic_scale"]), penalty=float(facts["word_insertion_penalty"])
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{file} has no scale and price to take ({reason})") from None
+        raise UserError(f"{file} has no scale and word insertion penalty ({reason})") from None
 
 
 def _write(
@@ -289,12 +213,3 @@ def _write(
     if result is not None:
         write_atomically(out / "errors.txt", "\n".join(result.aligned).encode())
         write_atomically(out / "speakers.txt", "\n".join([*result.lines(), ""]).encode())
-
-
-def _read_priors(path: Path) -> Frames:
-    try:
-        priors: Frames = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot read the priors of the run ({reason}): train it again") from None
-    return priors

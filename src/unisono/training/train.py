@@ -22,8 +22,8 @@ from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import LinkTraffic, Minibatches, Slowest, Staleness, Summary
 from unisono.strategies.registry import make
 from unisono.training.builders import open_data
+from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
-from unisono.training.keep import save_decoding_assets
 from unisono.training.rates import make_schedule
 from unisono.training.worker import Worker
 

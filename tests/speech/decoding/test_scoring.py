@@ -41,7 +41,7 @@ def test_a_score_by_hand() -> None:
     assert 0 <= low < 0.6 < high
     assert {name: own.total for name, own in made.speakers.items()} == {"ann": 2, "bob": 1}
     assert made.sentences == (3, 3)
-    assert "said   one two\n  heard  one too" in made.aligned[0]
+    assert "ref  one two\n  hyp  one too" in made.aligned[0]
     assert any("60.00%" in line for line in made.lines())
 
 

@@ -15,10 +15,10 @@ pytest.importorskip("kaldialign", reason="the speech extra is not installed")
 
 
 class Bowl:
-    """Makes more errors the farther scale and price are from a point."""
+    """Makes more errors the farther scale and penalty are from a point."""
 
-    def __init__(self, scale: float, price: float) -> None:
-        self._scale, self._penalty = scale, price
+    def __init__(self, scale: float, penalty: float) -> None:
+        self._scale, self._penalty = scale, penalty
         self.asked: list[float] = []
 
     def decode(self, loglikes: Any, scale: float, penalty: float) -> list[tuple[str, ...]]:
@@ -27,13 +27,13 @@ class Bowl:
         return [("wrong",) * int(far) + ("right",)]
 
 
-@pytest.mark.parametrize(("scale", "price"), [(0.1, 0.0), (0.04, 1.0), (0.25, -0.5)])
-def test_the_bottom_is_found(scale: float, price: float) -> None:
-    bowl = Bowl(scale, price)
+@pytest.mark.parametrize(("scale", "penalty"), [(0.1, 0.0), (0.04, 1.0), (0.25, -0.5)])
+def test_the_bottom_is_found(scale: float, penalty: float) -> None:
+    bowl = Bowl(scale, penalty)
     lines: list[str] = []
     settings = tune(cast(Decoder, bowl), [np.zeros((1, 1))], [("right",)], lines.append)
     assert abs(math.log2(settings.scale / scale)) < 0.2
-    assert settings.penalty == price
+    assert settings.penalty == penalty
     assert settings.words == 1 and settings.tried == len(lines) == len(bowl.asked) <= 20
 
 

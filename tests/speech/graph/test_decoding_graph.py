@@ -159,7 +159,7 @@ def test_costs_are_the_sum_of_the_parts(order: int, tying: StateTying | None) ->
             assert cost == pytest.approx(wanted, abs=0.01)
 
 
-def test_silence_may_be_anywhere_and_words_have_a_price() -> None:
+def test_silence_may_be_anywhere_and_words_have_a_penalty() -> None:
     parts = graph_inputs(2)
     fst = build_graph(parts)
     labels = {word: label for label, word in enumerate(parts.words)}

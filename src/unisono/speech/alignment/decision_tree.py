@@ -1,4 +1,4 @@
-"""Decision trees that tie the states of phones in context, with questions from the data."""
+"""Decision trees that tie the states of triphones, with questions from the data."""
 
 from __future__ import annotations
 
@@ -166,9 +166,9 @@ def frame_contexts(states: Ints, topology: Topology) -> FrameContexts:
     ordered = np.diff(topology.first)[phone] == MIN_PHONE_FRAMES
     begins = np.ones(len(states), dtype=bool)
     begins[1:] = (phone[1:] != phone[:-1]) | (ordered[1:] & (local[1:] < local[:-1]))
-    said = np.concatenate([[0], phone[begins], [0]])
+    present = np.concatenate([[0], phone[begins], [0]])
     at = np.cumsum(begins)
-    return np.stack([said[at - 1], phone, said[at + 1], local], axis=1).astype(np.int16)
+    return np.stack([present[at - 1], phone, present[at + 1], local], axis=1).astype(np.int16)
 
 
 def accumulate_contexts(pieces: Iterable[tuple[Frames, FrameContexts]]) -> ContextStats:
@@ -207,7 +207,7 @@ def gaussian_loglike(sums: Floats) -> Floats:
 
 
 def cluster_questions(contexts: ContextStats, phones: int) -> list[frozenset[int]]:
-    """Sets of phones that sound alike, and every phone alone.
+    """Sets of similar phones, and every phone alone.
 
     For each state the phones are merged two by two, always those whose frames lose the least
     likelihood by sharing one Gaussian; every set on the way is a question.
@@ -215,9 +215,9 @@ def cluster_questions(contexts: ContextStats, phones: int) -> list[frozenset[int
     questions = {frozenset([phone]) for phone in range(phones)}
     for local in range(MIN_PHONE_FRAMES):
         mine = contexts.local == local
-        said = [p for p in range(phones) if (mine & (contexts.phone == p)).any()]
-        groups = [frozenset([p]) for p in said]
-        sums = np.stack([contexts.sums[mine & (contexts.phone == p)].sum(0) for p in said])
+        present = [p for p in range(phones) if (mine & (contexts.phone == p)).any()]
+        groups = [frozenset([p]) for p in present]
+        sums = np.stack([contexts.sums[mine & (contexts.phone == p)].sum(0) for p in present])
         # What each pair loses; only a new group's row is computed when two have become one.
         loss = np.full((len(groups), len(groups)), np.inf)
         for row in range(1, len(groups)):

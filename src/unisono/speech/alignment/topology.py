@@ -87,8 +87,8 @@ class Topology:
     def scores(self) -> NDArray[np.float64]:
         """Log scores of the moves, phones x 5 x 6; minus infinity where there is none.
 
-        Frames are far from independent, so the acoustic score is used scaled down, and what
-        tells how long a state lasts must be scaled with it, or it would rule. A move is
+        Frames are far from independent, so the acoustic score is scaled down, and the
+        duration model is scaled with it, or it would dominate. A transition is
         therefore scored as staying or not (p = probability of staying, scaled by 0.1) and as
         where to, given that one goes (not scaled):
 

@@ -1,4 +1,4 @@
-"""Models from a flat start, by Viterbi training with growing mixtures; and their alignments."""
+"""GMM-HMMs from a flat start, by Viterbi training with growing mixtures; and forced alignment."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _BLOCK_FRAMES = 24_000
 
 
 ALIGNMENT_SCALE = 0.1
-"""What log-likelihoods are multiplied by where paths are sought."""
+"""The acoustic scale of Viterbi alignment."""
 _FIRST_SILENCE = 0.5
-# Graphs of blocks are kept for the next pass up to so many places, some 300 bytes each.
+# Graphs of blocks are kept for the next pass up to so many nodes, some 300 bytes each.
 _MAX_CACHED_NODES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GmmHmm:
-    """A model: what states sound like, and how they follow each other.
+    """A GMM-HMM: emission densities, transitions and tying of the states.
 
     Attributes:
         mixtures: A mixture a state.
@@ -61,13 +61,13 @@ class GmmHmm:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AlignmentData:
-    """Transcribed frames in a file, as the processes of a crew open them.
+    """Transcribed frames in a file, as worker processes open them.
 
     Attributes:
         file: A .npy file of all frames, float32.
         starts: Utterance u is frames starts[u] to starts[u + 1] - 1.
         words: The words of each utterance.
-        lexicon: How they are said.
+        lexicon: Their pronunciations.
     """
 
     file: Path
@@ -88,7 +88,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskResult:
-    """What came of it: a state a frame (-1: no path fits), and what was found and counted."""
+    """The state of each frame (-1: no path fits), the paths, and the statistics."""
 
     states: Ints
     result: ViterbiResult | None
@@ -97,7 +97,7 @@ class TaskResult:
 
 @dataclass(eq=False)
 class WorkerState:
-    """A process's own view of the frames, and the graphs that it has laid."""
+    """A worker's view of the frames, and the graphs that it has built."""
 
     data: AlignmentData
     frames: Frames
@@ -169,7 +169,7 @@ class Alignment:
 
     Attributes:
         states: The state of each frame.
-        words: The place in the transcript of the word that each frame is of; -1: of none.
+        words: The position in the transcript of the word of each frame; -1: none.
     """
 
     states: Ints
@@ -202,7 +202,7 @@ class Trainer:
             data: Frames and transcripts.
             seed: Of the directions in which Gaussians are split.
             processes: How many work at a time.
-            log: Takes a line a pass.
+            log: Receives one line per pass.
         """
         self._data = data
         self._seed = seed

@@ -1,4 +1,4 @@
-"""The ways to say a transcript: states in a row, pronunciation variants, optional silence."""
+"""Graphs of transcripts: HMM states, pronunciation variants, optional silence."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _GAP = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TranscriptGraph:
-    """A graph of S places, each a state of one phone at one point of the transcript.
+    """A graph of S nodes, each a state of one phone at one point of the transcript.
 
-    Edges lead from place to place, a frame each; leaving the transcript is an edge without an
+    Edges lead from node to node, one frame each; leaving the transcript is an edge without an
     end. What an edge costs is a move of the topology plus what the lexicon says (silence here,
     or none), so that the graph stays as it is while the model learns.
 
     Attributes:
-        state: S: the state of each place, as the tying numbers them.
+        state: S: the state of each node, as the tying numbers them.
         phone: S: its phone.
         local: S: the state's number within the phone.
         instance: S: which phone of the transcript it belongs to, numbered through.
         gap: For each instance, whether it is optional silence.
-        word: For each instance, the place in the transcript of the word that it is said for;
+        word: For each instance, the position in the transcript of its word;
             -1 for optional silence.
-        initial: The places that may come first.
+        initial: The nodes in which a path may begin.
         initial_silence: Whether each of them is optional silence.
-        source: The place that each edge leaves.
-        target: The place that it leads to; -1: out of the transcript.
+        source: The node that each edge leaves.
+        target: The node that it leads to; -1: the end of the transcript.
         move: The column of the topology's moves that it takes.
         silence: 1: it leads into optional silence, -1: it passes it by, 0: neither.
     """
@@ -59,7 +59,7 @@ class TranscriptGraph:
 
 @dataclass(eq=False)
 class _Phones:
-    """The ways to say a transcript in phones: nodes, and links with what they say of silence."""
+    """A transcript as a graph of phones; each link says whether it takes optional silence."""
 
     phone: list[int] = field(default_factory=list)
     word: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _Phones:
         return len(self.phone) - 1
 
 
-def _lay_phones(words: Sequence[str], lexicon: Lexicon, topology: Topology) -> _Phones:
+def _phone_graph(words: Sequence[str], lexicon: Lexicon, topology: Topology) -> _Phones:
     numbers = {name: number for number, name in enumerate(topology.phones)}
     phones = _Phones()
     lasts = [-1]
@@ -139,8 +139,8 @@ class _Copies:
 def build_transcript_graph(
     words: Sequence[str], lexicon: Lexicon, topology: Topology, tying: StateTying
 ) -> TranscriptGraph:
-    """Lays the ways to say some words, with optional silence before, between and after them."""
-    phones = _lay_phones(words, lexicon, topology)
+    """Builds the graph of a transcript, with optional silence around each word."""
+    phones = _phone_graph(words, lexicon, topology)
     copies = _Copies(phones, tying)
     sizes = [topology.size(phones.phone[node]) for node in copies.node]
     first = np.cumsum([0, *sizes])
@@ -187,7 +187,7 @@ def build_transcript_graph(
 
 
 def estimate_nodes(words: Sequence[str], lexicon: Lexicon) -> int:
-    """About how many places `build_transcript_graph` lays where states do not depend on neighbours."""
+    """About how many nodes the graph of a transcript has with monophones."""
     return sum(8 + 3 * sum(map(len, lexicon.entries[word])) for word in words)
 
 
@@ -199,8 +199,8 @@ def equal_alignment(
     Silence is left out where there are fewer frames than states.
     """
     numbers = {name: number for number, name in enumerate(topology.phones)}
-    said = [phone for word in words for phone in lexicon.entries[word][0]]
-    for phones in ([SILENCE, *said, SILENCE], said):
+    phones_in_order = [phone for word in words for phone in lexicon.entries[word][0]]
+    for phones in ([SILENCE, *phones_in_order, SILENCE], phones_in_order):
         states = np.concatenate(
             [np.arange(*topology.first[numbers[name] : numbers[name] + 2]) for name in phones]
         )

@@ -1,4 +1,4 @@
-"""The best path through each of many transcripts at once."""
+"""Viterbi alignment of many utterances at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from unisono.speech.alignment.transcript_graph import Ints, TranscriptGraph
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ViterbiResult:
-    """The best paths of a block of utterances.
+    """The best paths of a batch of utterances.
 
     Attributes:
         states: The state of each frame, utterance after utterance.
-        words: The place in its transcript of the word that each frame is of; -1: of none.
+        words: The position in the transcript of the word of each frame; -1: none.
         reached: For each utterance, whether any path fits; its states mean nothing if not.
         moves: Phones x 5 x 6: how often each move was made.
         silences: How often optional silence was taken.
@@ -36,13 +36,13 @@ class GraphBatch:
     """Paths of several utterances as one graph without edges between them.
 
     All utterances advance by one frame at a time: with alpha_t(j) the best score of any path
-    that is at place j in frame t, and b_t(j) what frame t scores in its state,
+    that is at node j in frame t, and b_t(j) what frame t scores in its state,
 
         alpha_t(j) = max over edges i -> j of alpha_{t-1}(i) + score(i -> j), plus b_t(j).
 
-    The edges are held in rows: row r has the r-th edge into each place that has so many. A row
+    The edges are held in rows: row r has the r-th edge into each node that has so many. A row
     is a few operations on whole arrays, and the work is the number of edges, with no beam. For
-    each place and frame the number of the best edge is kept, and the paths are read backwards.
+    each node and frame the number of the best edge is kept, and the paths are read backwards.
     """
 
     def __init__(self, paths: Sequence[TranscriptGraph], lengths: Sequence[int]) -> None:
@@ -127,7 +127,7 @@ class GraphBatch:
         rows: Sequence[tuple[Ints, Ints, NDArray[np.float64]]],
         choice: NDArray[np.int16],
     ) -> NDArray[np.float64]:
-        # Every place has an edge to itself, so the first row has an edge for every place.
+        # Every node has a self-loop, so the first row has an edge into every node.
         source, _, score = rows[0]
         best = alpha[source] + score
         for r, (source, target, score) in enumerate(rows[1:], start=1):

@@ -1,4 +1,4 @@
-"""When each word was said, as the alignment has it."""
+"""Word times from an alignment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from unisono.speech.features.spectrum import SHIFT_S, WINDOW_S
 def timed_words(words: Sequence[str], path: Alignment, shift: float = SHIFT_S) -> list[TimedWord]:
     """The words of an utterance with their times from its first sample on.
 
-    Frame t is computed from the samples of t * 10 ms to t * 10 ms + 25 ms and speaks for their
+    Frame t is computed from the samples of t * 10 ms to t * 10 ms + 25 ms and represents their
     middle. A word that begins with frame t therefore begins half-way between the middles of
     frames t - 1 and t, at t * 10 ms + 7.5 ms; one that begins with frame 0, at 0.
 
     Args:
-        words: What is said.
+        words: The transcript.
         path: The best path.
         shift: The seconds from frame to frame, where they are not 10 ms exactly.
     """

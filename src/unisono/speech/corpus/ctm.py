@@ -1,4 +1,4 @@
-"""Words with their times, a line a word: recording, channel, start and length in s, word."""
+"""CTM files: recording, channel, start and duration in seconds, and word, one word per line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.speech.corpus.data_directory import read_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TimedWord:
-    """A word and when it is said, in seconds."""
+    """A word with its start and end time in seconds."""
 
     word: str
     start: float

@@ -1,4 +1,4 @@
-"""A Kaldi data directory: what is said in which piece of which audio, by whom."""
+"""Kaldi data directories: utterances, their audio, transcripts and speakers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Where an utterance lies in a recording."""
+class _Segment:
+    """The part of a recording that is an utterance."""
 
     recording: str
     start: float = 0.0
@@ -30,17 +30,17 @@ class Utterance:
 
     Attributes:
         id: Its name.
-        speaker: Who says it.
-        words: What is said; empty where nobody asked for transcripts.
-        recording: The name of the recording that holds it.
+        speaker: Its speaker.
+        words: The transcript; empty where none was asked for.
+        recording: The name of its recording.
         audio: The recording's file, or where its features are in an archive, or a command that
             ends in `|` and writes either.
         start: Where it begins in the recording, in seconds.
         end: Where it ends, in seconds; None: with the recording.
         channel: Which channel of the recording, from 0.
         transcribed: Whether there is a transcript, be it an empty one.
-        speed: How many times as fast as it was recorded it is played, pitch and all.
-        volume: How many times as loud as it was recorded the network hears it.
+        speed: The speed perturbation factor.
+        volume: The factor applied to the samples for the network's features.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Utterance:
     volume: float = 1.0
 
     def at_speed(self, speed: float) -> Utterance:
-        """The same at another speed, by what sounds like another speaker."""
+        """A copy at another speed, of another speaker."""
         prefix = f"sp{speed:g}-"
         return replace(self, id=prefix + self.id, speaker=prefix + self.speaker, speed=speed)
 
@@ -77,14 +77,14 @@ def read_data_directory(
 ) -> list[Utterance]:
     """Reads `wav.scp`, `utt2spk`, and where they are there or needed `segments` and `text`.
 
-    A path in wav.scp is taken from the folder of that file. Looks at no audio.
+    A path in wav.scp is taken from the folder of that file. No audio is read.
 
     Args:
         folder: The data directory.
-        exclusions: Takes the utterances that cannot be used.
-        transcribed: Whether utterances without a transcript are set aside.
+        exclusions: Receives the utterances that cannot be used.
+        transcribed: Whether utterances without a transcript are excluded.
         allow_pipes: Whether wav.scp may hold commands.
-        channel: Which channel of recordings, where `segments` does not say.
+        channel: The channel of recordings where `segments` does not give one.
         features: Whether to read `feats.scp`, a line an utterance, instead of audio.
 
     Returns:
@@ -99,26 +99,26 @@ def read_data_directory(
     recordings = _read_table(folder / source, exclusions)
     if not (folder / "utt2spk").is_file():
         raise UserError(
-            f"{folder} has no utt2spk: write a line an utterance, its name and its speaker "
-            "(where nobody knows the speakers, its name twice)"
+            f"{folder} has no utt2spk: write one line per utterance, its name and its speaker "
+            "(with unknown speakers: its name twice)"
         )
     speakers = _read_table(folder / "utt2spk", exclusions)
     has_text = transcribed or (folder / "text").is_file()
     texts = _read_table(folder / "text", exclusions) if has_text else {}
     if (folder / "segments").is_file() and not features:
-        pieces = _read_segments(folder / "segments", exclusions)
+        segments = _read_segments(folder / "segments", exclusions)
     else:
-        pieces = {name: _Piece(name) for name in recordings}
+        segments = {name: _Segment(name) for name in recordings}
     for name in texts:
-        if name not in pieces:
+        if name not in segments:
             exclusions.add(name, ExclusionReason.NO_AUDIO, "it is in text only")
     usable = []
-    for name, piece in sorted(pieces.items()):
-        audio = recordings.get(piece.recording, "")
+    for name, segment in sorted(segments.items()):
+        audio = recordings.get(segment.recording, "")
         words = tuple(texts.get(name, "").split())
         if not audio:
             exclusions.add(
-                name, ExclusionReason.NO_AUDIO, f"{source} has nothing for {piece.recording}"
+                name, ExclusionReason.NO_AUDIO, f"{source} has nothing for {segment.recording}"
             )
         elif audio.endswith("|") and not allow_pipes:
             exclusions.add(name, ExclusionReason.PIPE, audio)
@@ -132,11 +132,11 @@ def read_data_directory(
                     id=name,
                     speaker=speakers[name].split()[0],
                     words=words,
-                    recording=piece.recording,
+                    recording=segment.recording,
                     audio=audio if audio.endswith("|") else str(folder / audio),
-                    start=piece.start,
-                    end=piece.end,
-                    channel=channel if piece.channel is None else piece.channel,
+                    start=segment.start,
+                    end=segment.end,
+                    channel=channel if segment.channel is None else segment.channel,
                     transcribed=name in texts,
                 )
             )
@@ -146,7 +146,7 @@ def read_data_directory(
 
 
 def no_usable_utterance(folder: Path, exclusions: Exclusions) -> UserError:
-    """The error for a data directory of which nothing is left."""
+    """The error for a data directory without a usable utterance."""
     why = "; ".join(exclusions.summary()) or "it lists none"
     return UserError(f"no usable utterance in {folder}: {why}")
 
@@ -176,7 +176,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _read_table(path: Path, exclusions: Exclusions) -> dict[str, str]:
-    """Reads lines of a name and its value; names with two values are set aside."""
+    """Reads lines of a name and its value; names with two values are excluded."""
     table: dict[str, str] = {}
     for line in read_lines(path):
         name, *rest = line.split(maxsplit=1)
@@ -186,8 +186,8 @@ def _read_table(path: Path, exclusions: Exclusions) -> dict[str, str]:
     return table
 
 
-def _read_segments(path: Path, exclusions: Exclusions) -> dict[str, _Piece]:
-    pieces: dict[str, _Piece] = {}
+def _read_segments(path: Path, exclusions: Exclusions) -> dict[str, _Segment]:
+    segments: dict[str, _Segment] = {}
     for name, value in _read_table(path, exclusions).items():
         try:
             recording, first, last, *channel = value.split()
@@ -197,8 +197,8 @@ def _read_segments(path: Path, exclusions: Exclusions) -> dict[str, _Piece]:
         except ValueError:
             good = False
         if good:
-            pieces[name] = _Piece(recording, start, None if end == -1 else end, *side)
+            segments[name] = _Segment(recording, start, None if end == -1 else end, *side)
         else:
             detail = f"not 'recording start end', and a channel if need be: {value!r}"
             exclusions.add(name, ExclusionReason.SEGMENT, detail)
-    return pieces
+    return segments

@@ -1,4 +1,4 @@
-"""Utterances that cannot be used: set aside by name, and told in one report."""
+"""Excluded utterances: which ones, why, and one report of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from enum import Enum
 from pathlib import Path
 from unicodedata import normalize
 
+EXCLUDED_FILE = "excluded.txt"
+"""The file that lists them, in a PREP and in the output of decoding."""
 _SHOWN = 3
 _DETAIL_SHOWN = 200
 
@@ -17,7 +19,7 @@ def _form(word: str) -> str:
 
 
 class ExclusionReason(Enum):
-    """Why an utterance is set aside."""
+    """Why an utterance is excluded."""
 
     DUPLICATE = "the id occurs twice with different contents"
     NO_AUDIO = "no audio of that name"
@@ -38,7 +40,7 @@ class ExclusionReason(Enum):
 
 
 class Exclusions:
-    """Who was set aside, why, and what exactly was wrong."""
+    """The excluded utterances of a corpus, with reason and detail, and its unknown words."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[ExclusionReason, str]] = {}
@@ -46,18 +48,18 @@ class Exclusions:
         self._variants: dict[str, str] = {}
 
     def add(self, utterance: str, reason: ExclusionReason, detail: str = "") -> None:
-        """Sets an utterance aside; the first reason given is the one that counts."""
+        """Excludes an utterance; the first reason counts."""
         self._entries.setdefault(utterance, (reason, detail))
 
     def add_oov_words(self, words: Iterable[str]) -> None:
-        """Counts words that have no pronunciation, whatever became of their utterances."""
+        """Counts words without pronunciation, in excluded and in used utterances."""
         self._words.update(words)
 
     def add_spelling_variants(self, known: Iterable[str]) -> None:
-        """Notes which words without pronunciation differ from known ones in nothing but form.
+        """Finds words without pronunciation that the lexicon has in another spelling.
 
         Args:
-            known: Words. Capitals, and one character or a letter and its accent, are forms.
+            known: Words of the lexicon. Case and Unicode normalisation make a spelling.
         """
         if self._words:
             forms = {_form(word): word for word in known}
@@ -71,7 +73,7 @@ class Exclusions:
         return utterance in self._entries
 
     def count(self, reason: ExclusionReason) -> int:
-        """How many utterances were set aside for a reason."""
+        """How many utterances were excluded for a reason."""
         return sum(why is reason for why, _ in self._entries.values())
 
     def summary(self) -> list[str]:
@@ -84,7 +86,7 @@ class Exclusions:
                 shown = ", ".join(names[:_SHOWN])
                 detail = " ".join(self._entries[names[0]][1].split())[:_DETAIL_SHOWN]
                 lines.append(
-                    f"set aside {len(names)}: {reason.value}: {shown}{more}"
+                    f"excluded {len(names)}: {reason.value}: {shown}{more}"
                     + (f" ({names[0]}: {detail})" if detail else "")
                 )
         if self._words:
@@ -92,7 +94,7 @@ class Exclusions:
             lines.append(f"{len(self._words)} words without pronunciation: {words}")
         if self._variants:
             word, other = next(iter(self._variants.items()))
-            # What looks the same is shown by its codes.
+            # Spellings that look the same are shown as code points.
             show = ascii if normalize("NFKC", word) == normalize("NFKC", other) else repr
             lines.append(
                 f"{len(self._variants)} of them are in the lexicon in another form, "
@@ -101,7 +103,7 @@ class Exclusions:
         return lines
 
     def text(self) -> str:
-        """Everything: an utterance a line, then the words without pronunciation."""
+        """One line per utterance, then one per word without pronunciation."""
         lines = [
             f"{name}\t{reason.value}\t{detail}".rstrip()
             for name, (reason, detail) in sorted(self._entries.items())

@@ -1,4 +1,4 @@
-"""The lexicon: how words are said."""
+"""Pronunciation lexicons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.speech.corpus.data_directory import read_lines
 SILENCE = "SIL"
 """The phone of silence; it need not be in the lexicon."""
 NOISE = "SPN"
-"""The phone of what has no pronunciation: unknown words and noise."""
+"""The spoken-noise phone: unknown words and noise."""
 UNKNOWN = "<unk>"
 """The word that stands for words without pronunciation."""
 _MAX_PHONES = 10_000
@@ -22,7 +22,7 @@ _RESERVED = {"<eps>", "<s>", "</s>", "#0"}
 
 
 class Oov(str, Enum):
-    """What becomes of an utterance with words that the lexicon lacks."""
+    """How utterances with out-of-vocabulary words are used."""
 
     SKIP = "skip"
     MAP = "map"
@@ -37,7 +37,7 @@ class Lexicon:
 
     Attributes:
         entries: The pronunciations of each word, the first one first.
-        probabilities: How likely those are whose probability is given, and not 1.
+        probabilities: The probability of pronunciations that have one other than 1.
     """
 
     entries: dict[str, list[Pronunciation]] = field(repr=False)
@@ -48,7 +48,7 @@ class Lexicon:
         """Reads lines of a word and its phones; a word may have several lines.
 
         Where every word is followed by a number above 0 and up to 1, as in Kaldi's lexiconp.txt,
-        that is how likely this pronunciation of it is; three more numbers, as in Kaldi's
+        that is the probability of this pronunciation; three more numbers, as in Kaldi's
         lexiconp_silprob.txt, are skipped. Silence and noise may be in small letters.
 
         Raises:
@@ -67,12 +67,14 @@ class Lexicon:
             if named:
                 line = " ".join(row)
                 raise UserError(f"{path}: {named[0]!r} in {line!r} is a reserved name; rename it")
-            said = tuple(p.upper() if p.upper() in _NON_SPEECH else p for p in phones)
+            pronunciation = tuple(p.upper() if p.upper() in _NON_SPEECH else p for p in phones)
             variants = entries.setdefault(word, [])
-            if said not in variants:
-                variants.append(said)
+            if pronunciation not in variants:
+                variants.append(pronunciation)
             if weighted:
-                probabilities[word, said] = max(probabilities.get((word, said), 0.0), float(row[1]))
+                probabilities[word, pronunciation] = max(
+                    probabilities.get((word, pronunciation), 0.0), float(row[1])
+                )
         if not entries:
             raise UserError(f"{path} holds no word: give lines of a word and its phones")
         read = cls(
@@ -91,23 +93,26 @@ class Lexicon:
         return next((word for word in self.entries if word.lower() == UNKNOWN), UNKNOWN)
 
     def with_unknown_word(self) -> Lexicon:
-        """The same with the unknown word, said as noise, unless it has it already."""
+        """A copy with the unknown word, pronounced as spoken noise, unless it has one."""
         return replace(self, entries={self.unknown_word: [(NOISE,)], **self.entries})
 
     def restricted_to(self, phones: Collection[str]) -> Lexicon:
-        """The pronunciations that have no other phones, and the words that have such."""
+        """The pronunciations made of some phones, and the words that have such."""
         known = {w: [p for p in ps if set(p).issubset(phones)] for w, ps in self.entries.items()}
-        return replace(self, entries={word: said for word, said in known.items() if said})
+        return replace(
+            self,
+            entries={word: variants for word, variants in known.items() if variants},
+        )
 
     def write(self, path: Path) -> None:
         """Writes it in the form that `read` reads."""
         lines = []
         for word, variants in self.entries.items():
-            for said in variants:
-                share = (
-                    f"{self.probabilities.get((word, said), 1.0)!r} " if self.probabilities else ""
-                )
-                lines.append(f"{word} {share}{' '.join(said)}\n")
+            for pronunciation in variants:
+                fields = [word]
+                if self.probabilities:
+                    fields.append(repr(self.probabilities.get((word, pronunciation), 1.0)))
+                lines.append(" ".join([*fields, *pronunciation]) + "\n")
         path.write_text("".join(lines), encoding="utf-8")
 
     @property
@@ -117,7 +122,7 @@ class Lexicon:
 
     @property
     def speech_words(self) -> set[str]:
-        """The words that are not silence and noise alone, however they are said."""
+        """The words that have a pronunciation other than silence and noise."""
         return {
             w for w, variants in self.entries.items() if any(set(p) - _NON_SPEECH for p in variants)
         }
@@ -125,7 +130,12 @@ class Lexicon:
     @property
     def phones(self) -> list[str]:
         """The phones, silence first, then sorted."""
-        used = {phone for variants in self.entries.values() for said in variants for phone in said}
+        used = {
+            phone
+            for variants in self.entries.values()
+            for pronunciation in variants
+            for phone in pronunciation
+        }
         return [SILENCE, *sorted(used - {SILENCE})]
 
     def missing(self, words: tuple[str, ...]) -> list[str]:
@@ -133,12 +143,12 @@ class Lexicon:
         return [word for word in words if word not in self.entries]
 
     def shortest(self, words: tuple[str, ...]) -> int:
-        """The fewest phones in which words can be said."""
+        """The phones of the shortest pronunciation of some words."""
         return sum(min(map(len, self.entries[word])) for word in words)
 
 
 def _number(text: str) -> float:
-    """What a text says, or less than nothing if that is no number."""
+    """The number in a text; -1 if it is none."""
     try:
         return float(text)
     except ValueError:

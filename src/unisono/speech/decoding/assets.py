@@ -34,8 +34,10 @@ ASSETS_FOLDER = "speech"
 """The folder's name within a PREP or a run."""
 TUNING_SET_FILE = "heldout.npz"
 """The file within it that has the held-out utterances."""
+PRIORS_FILE = "priors.npy"
+"""The file of a run with the log priors of the states, as its network has them."""
 _FORMAT_VERSION = 1
-# Tuning decodes the sample some twenty times; more utterances, or a quarter of an hour and more,
+# More utterances, or a quarter of an hour and more,
 # would hardly change the choice.
 _MAX_UTTERANCES = 200
 _MAX_FRAMES = 100_000
@@ -47,9 +49,9 @@ class TuningSet:
 
     Attributes:
         starts: Utterance u is frames starts[u] to starts[u + 1] - 1.
-        network: What the network hears, normalised by speaker.
-        gaussian: What the Gaussians hear.
-        words: What was said.
+        network: Features of the network, after CMVN by speaker.
+        gaussian: Features of the GMMs.
+        words: The transcripts.
     """
 
     starts: NDArray[np.int64]
@@ -80,10 +82,10 @@ class DecodingAssets:
     """What decoding needs.
 
     Attributes:
-        features: What the network hears.
-        rate: The sample rate in Hz; 0 where features were made elsewhere.
-        dimension: Numbers in a frame that the network hears.
-        bands: Whether features made elsewhere are log energies of bands.
+        features: The network's features.
+        rate: The sample rate in Hz; 0 with precomputed features.
+        dimension: The dimension of the network's features.
+        bands: Whether precomputed features are log filterbank energies.
         lexicon: The words.
         gmm_hmm: The Gaussian model; its phones and states are the network's, too.
         language_model: The language model of all training text.
@@ -141,7 +143,7 @@ class DecodingAssets:
 
     @classmethod
     def read(cls, place: Path) -> DecodingAssets:
-        """Reads the kit of a PREP or a run.
+        """Reads the assets of a PREP or a run.
 
         Raises:
             UserError: There is none, or it is broken.

@@ -47,7 +47,7 @@ def _search(graphs: dict[Path, Any], task: _Task) -> list[int]:
 
 
 class Decoder:
-    """Decodes with one graph and any scale and price of a word."""
+    """Decodes with one graph and any acoustic scale and word insertion penalty."""
 
     def __init__(self, graph: Fst, words: Sequence[str], processes: int) -> None:
         """Starts the processes.
@@ -75,7 +75,7 @@ class Decoder:
         Args:
             loglikes: Frames x states each.
             scale: What they are multiplied by.
-            penalty: The price of a word, added to the graph's costs.
+            penalty: The word insertion penalty, added to the graph's costs.
         """
         path = Path(self._folder.name) / f"{penalty:.6f}.fst"
         if not path.exists():

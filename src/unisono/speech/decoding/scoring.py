@@ -114,12 +114,12 @@ def count_errors(reference: Sequence[str], found: Sequence[str]) -> ErrorCounts:
 def score(
     references: Mapping[str, Words], found: Mapping[str, Words], speakers: Mapping[str, str]
 ) -> Score:
-    """Scores what was found against what was said.
+    """Scores hypotheses against references.
 
     Args:
-        references: What was said, by utterance.
+        references: The transcripts, by utterance.
         found: What was found, for the same utterances.
-        speakers: Who said it.
+        speakers: The speaker of each utterance.
     """
     errors, characters, wrong = ErrorCounts(), ErrorCounts(), 0
     by_speaker: dict[str, ErrorCounts] = {}
@@ -158,6 +158,6 @@ def _interval(counts: NDArray[np.int64]) -> tuple[float, float]:
 def _side_by_side(name: str, reference: Words, found: Words) -> str:
     pairs = import_package("kaldialign").align(list(reference), list(found), _NOTHING)
     widths = [max(len(a), len(b)) for a, b in pairs]
-    said = " ".join(f"{a:{w}}" for (a, _), w in zip(pairs, widths, strict=True))
-    extracted = " ".join(f"{b:{w}}" for (_, b), w in zip(pairs, widths, strict=True))
-    return f"{name}\n  said   {said.rstrip()}\n  heard  {extracted.rstrip()}\n"
+    ref = " ".join(f"{a:{w}}" for (a, _), w in zip(pairs, widths, strict=True))
+    hyp = " ".join(f"{b:{w}}" for (_, b), w in zip(pairs, widths, strict=True))
+    return f"{name}\n  ref  {ref.rstrip()}\n  hyp  {hyp.rstrip()}\n"

@@ -1,4 +1,4 @@
-"""The acoustic scale and the price of a word, chosen on held-out speakers."""
+"""Acoustic scale and word insertion penalty, tuned on held-out speakers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TunedSettings:
 
     Attributes:
         scale: What log-likelihoods are multiplied by.
-        penalty: The price of a word.
+        penalty: The word insertion penalty.
         errors: The word errors that were left on the held-out utterances.
         words: The words in them; 0: nothing was tuned.
         tried: How many settings were tried.
@@ -40,11 +40,11 @@ def tune(
     references: Sequence[Words],
     log: Callable[[str], None],
 ) -> TunedSettings:
-    """Finds the scale and the price with the fewest word errors.
+    """Finds the scale and the penalty with the fewest word errors.
 
-    Scales are 0.1 * 2 ** (k / 3), prices are multiples of 0.5. From scale 0.1 without a price
+    Scales are 0.1 * 2 ** (k / 3), penalties are multiples of 0.5. From scale 0.1 without a penalty
     one goes to the better one of the scales two steps away until there is none; then likewise to
-    the best neighbour in scale or price. Small scales take long, so they are not tried unless
+    the best neighbour in scale or penalty. Small scales take long, so they are not tried unless
     the way leads there. Of equals the one nearest to the start is taken.
     """
     known: dict[tuple[int, int], int] = {}
@@ -56,7 +56,7 @@ def tune(
                 count_errors(reference, words).total
                 for reference, words in zip(references, found, strict=True)
             )
-            log(f"scale {_scale(point):.3f}, price {_penalty(point):+.1f}: {known[point]} errors")
+            log(f"scale {_scale(point):.3f}, penalty {_penalty(point):+.1f}: {known[point]} errors")
         return known[point], abs(point[1]), abs(point[0])
 
     best = (0, 0)

@@ -195,8 +195,8 @@ def run_command(command: str) -> bytes:
     except (OSError, subprocess.SubprocessError) as error:
         raise _unreadable(error) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").split("\n")
-        why = next((line.strip() for line in reversed(said) if line.strip()), "it says nothing")
+        message = done.stderr.decode(errors="replace").split("\n")
+        why = next((line.strip() for line in reversed(message) if line.strip()), "no message")
         detail = f"command {command!r} ended with {done.returncode}: {why}"
         raise UtteranceError(ExclusionReason.UNREADABLE, detail)
     return done.stdout

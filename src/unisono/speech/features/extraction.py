@@ -15,7 +15,7 @@ from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
 from unisono.speech.features.audio import AudioReader, UtteranceError
 from unisono.speech.features.extractors import FeatureType, compute_features, mfcc, to_cepstra
 from unisono.speech.features.frame_store import FrameStore
-from unisono.speech.features.kaldi_features import KaldiFeatureReader
+from unisono.speech.features.kaldi_archives import KaldiFeatureReader
 from unisono.speech.features.transforms import add_deltas
 from unisono.speech.worker_pool import WorkerPool
 
@@ -24,7 +24,7 @@ CmvnStats = tuple[NDArray[np.float64], NDArray[np.float64]]
 _LOG_EVERY = 1000
 _SMALLEST_STD = 1e-5
 DELTA_FACTOR = 3
-"""How many times as many numbers as cepstra the Gaussians hear: two differences are added."""
+"""Dimensions of the GMM features per cepstrum: itself, delta and delta-delta."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,8 +32,8 @@ class UtteranceFeatures:
     """The features of an utterance.
 
     Attributes:
-        network: What the network hears, frames x D.
-        cepstra: What the Gaussians hear, frames x 13, before normalisation and differences.
+        network: The input features of the network, frames x D.
+        cepstra: The cepstra for the GMMs, frames x 13, before CMVN and deltas.
     """
 
     network: Frames
@@ -78,15 +78,15 @@ def extract_features(
     log: Callable[[str], None],
     scratch: Path,
 ) -> list[tuple[Utterance, UtteranceFeatures]]:
-    """Computes the features of utterances; those whose audio turns out broken are set aside.
+    """Computes the features of utterances; unreadable ones are excluded.
 
     Args:
         utterances: Whose.
-        reader: Reads their audio, or features made elsewhere.
-        kind: What the network hears.
-        exclusions: Takes the broken ones.
+        reader: Reads their audio, or Kaldi feature archives.
+        kind: The network's features.
+        exclusions: Receives the unreadable ones.
         processes: How many work at a time.
-        log: Takes lines that tell how far it is.
+        log: Receives progress lines.
         scratch: A folder whose files the features are kept in, so that memory need not hold them.
 
     Raises:
@@ -134,13 +134,13 @@ def cepstral_cmvn_stats(
 
 
 def gmm_features(cepstra: Frames, stats: CmvnStats) -> Frames:
-    """What the Gaussians hear: cepstra normalised by speaker, with two differences."""
+    """GMM features: cepstra after CMVN by speaker, with deltas and delta-deltas."""
     mean, std = stats
     return add_deltas((cepstra - mean) / std).astype(np.float32)
 
 
 def network_features(extracted: Sequence[tuple[Utterance, UtteranceFeatures]]) -> Iterator[Frames]:
-    """Yields what the network hears, each speaker's frames to mean 0 and standard deviation 1."""
+    """Yields the network's features after CMVN by speaker."""
     stats = network_cmvn_stats(extracted)
     return (normalize(h.network, stats[u.speaker]) for u, h in extracted)
 
@@ -173,6 +173,6 @@ def network_cmvn_stats(
 
 
 def normalize(frames: Frames, stats: tuple[Frames, Frames]) -> Frames:
-    """Frames less a mean, by a standard deviation."""
+    """Applies mean and standard deviation to frames."""
     mean, std = stats
     return (frames - mean) / std

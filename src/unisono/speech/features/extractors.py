@@ -20,14 +20,14 @@ _COMPRESSION = 0.33333
 
 
 class FeatureType(str, Enum):
-    """What a network may hear."""
+    """The input features of a network."""
 
     FBANK = "fbank"
     MFCC = "mfcc"
     PLP = "plp"
     PLP_PITCH = "plp-pitch"
     KALDI = "kaldi"
-    """Made elsewhere: archives that `feats.scp` of a data directory points to."""
+    """Precomputed: archives that `feats.scp` of a data directory points to."""
 
 
 def compute_features(kind: FeatureType, samples: Array, rate: int) -> Array:
@@ -44,8 +44,8 @@ def compute_features(kind: FeatureType, samples: Array, rate: int) -> Array:
 def neighbour_correlation(features: NDArray[np.float32]) -> float:
     """The mean correlation of neighbouring dimensions.
 
-    It tells log energies of bands (0.7 and more: neighbours overlap and are loud together) from
-    cepstra, with or without differences and pitch (below 0.35: to undo that is what they are for).
+    Log filterbank energies have 0.7 and more, because neighbouring bands overlap; cepstra, with
+    or without deltas and pitch, less than 0.35, because the DCT decorrelates them.
     """
     if features.shape[1] < 2:
         return 0.0
@@ -55,13 +55,13 @@ def neighbour_correlation(features: NDArray[np.float32]) -> float:
 
 
 def to_cepstra(features: NDArray[np.float32], *, bands: bool) -> NDArray[np.float32]:
-    """What Gaussians can hear of features made elsewhere.
+    """Cepstra for the GMMs from precomputed features.
 
     Args:
         features: Frames x D.
-        bands: Whether they are log energies of bands, of whose cosine transform the first 13
-            are heard; else they are taken for cepstra, of which up to 20 are heard, and of more
-            (as many as there are bands, or differences behind them) the first 13.
+        bands: Whether they are log filterbank energies, whose first 13 DCT coefficients are
+            used. Otherwise they are cepstra: up to 20 dimensions are all used, of more
+            (high-resolution cepstra, or deltas appended) the first 13.
     """
     size = features.shape[1]
     if bands:

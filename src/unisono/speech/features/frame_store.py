@@ -1,4 +1,4 @@
-"""Frames of many utterances in a file: no more of them are in memory than are looked at."""
+"""Frames of many utterances in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Frames = NDArray[np.float32]
 
 
 class FrameStore:
-    """Takes frames x D arrays one after the other, and hands them out as parts of a mapped file."""
+    """Appends frames x D arrays to a file, and returns them as views of the mapped file."""
 
     def __init__(self, path: Path) -> None:
         """Makes the file.
@@ -32,7 +32,7 @@ class FrameStore:
             raise _full(path, error) from None
 
     def append(self, frames: Frames) -> None:
-        """Puts an utterance's frames away.
+        """Appends the frames of an utterance.
 
         Raises:
             UserError: The disk is full.
@@ -45,7 +45,7 @@ class FrameStore:
             raise _full(self._path, error) from None
 
     def arrays(self) -> list[Frames]:
-        """Everything that was put away, in order; nothing can be added any more.
+        """All arrays, in order; nothing can be appended any more.
 
         Raises:
             UserError: The disk is full.

@@ -1,4 +1,4 @@
-"""Differences in time, and normalisation of mean and variance."""
+"""Deltas, and cepstral mean and variance normalisation (CMVN)."""
 
 from __future__ import annotations
 

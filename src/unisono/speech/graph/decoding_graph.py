@@ -80,20 +80,20 @@ def cached_graph(graph_inputs: GraphInputs, folder: Path) -> Fst:
 
 
 def add_word_insertion_penalty(fst: Fst, penalty: float) -> Fst:
-    """The same with a price on every word."""
-    dearer = fst.weight + np.where(fst.output > 0, np.float32(penalty), np.float32(0))
-    return replace(fst, weight=dearer)
+    """A copy of a graph with a cost added to every word."""
+    weight = fst.weight + np.where(fst.output > 0, np.float32(penalty), np.float32(0))
+    return replace(fst, weight=weight)
 
 
 def build_graph(graph_inputs: GraphInputs) -> Fst:
-    """Builds the graph: input label = state + 1, output label = place in `words`.
+    """Builds the graph: input label = state + 1, output label = index in `words`.
 
     Lexicon and language model are composed, determinised and minimised as transducers from
     phones to words; extra symbols keep homophones apart until that is done. Where states depend
     on neighbours, phones are replaced by phones in context, those with the same states are
     given one label, and the result is determinised and minimised again. Then each label's arcs
     are replaced by its states: an arc into a state reads a frame in that state. Arcs with the
-    same label that end in the same place share their states.
+    same label that end in the same state share their states.
     """
     kaldifst = import_package("kaldifst")
     phones = len(graph_inputs.topology.phones)
@@ -221,7 +221,7 @@ def _grammar(graph_inputs: GraphInputs) -> Fst:
 
 
 def _expand(fst: Fst, rows: list[Row], topology: Topology) -> Fst:
-    """Puts states in the place of each label's arcs, and takes extra symbols away."""
+    """Replaces each label's arcs by its HMM states, and removes the disambiguation symbols."""
     costs = -topology.scores()
     spoken = (fst.input > 0) & (fst.input <= len(rows))
     label = fst.input[spoken] - 1

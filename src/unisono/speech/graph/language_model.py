@@ -110,10 +110,10 @@ def estimate_ngrams(
     known = set(words)
     after: dict[Gram, Counter[str]] = defaultdict(Counter)
     for sentence in sentences:
-        said = [BEGIN, *(word for word in sentence if word in known), END]
-        for at in range(1, len(said)):
+        sequence = [BEGIN, *(word for word in sentence if word in known), END]
+        for at in range(1, len(sequence)):
             for length in range(min(order, at + 1)):
-                after[tuple(said[at - length : at])][said[at]] += 1
+                after[tuple(sequence[at - length : at])][sequence[at]] += 1
     tables: list[dict[Gram, tuple[float, float]]] = [{} for _ in range(order)]
     even = 1 / (len(known) + 1)
     probability: dict[Gram, float] = {}

@@ -1,4 +1,4 @@
-"""What made-up speakers say: digit strings and short commands, and how the words are said."""
+"""A grammar of digit strings and short commands, and its lexicon."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _WAYS = {name: [way.split() for way in ways.split("|")] for name, ways in _RULES
 
 
 def draw_phrase(random: np.random.Generator) -> Words:
-    """Draws what is said next."""
+    """Draws a phrase."""
     return tuple(_expand("PHRASE", random))
 
 
@@ -96,7 +96,7 @@ def _expand(symbol: str, random: np.random.Generator) -> list[str]:
 
 
 def phrase_lexicon() -> Lexicon:
-    """How the words are said: written out, and so independent of who speaks."""
+    """The lexicon of the phrases, written by hand and so independent of the voice."""
     entries = {}
     for line in _SAID.strip().split("\n"):
         for entry in line.split("|"):
@@ -106,5 +106,5 @@ def phrase_lexicon() -> Lexicon:
 
 
 def phrase_words() -> set[str]:
-    """Every word that may be said."""
+    """Every word of the grammar."""
     return {part for ways in _WAYS.values() for way in ways for part in way} - set(_WAYS)

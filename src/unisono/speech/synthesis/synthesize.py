@@ -1,4 +1,4 @@
-"""Speech made on the spot: phrases spoken by espeak-ng, in noise, as Kaldi data directories."""
+"""Synthesised corpora: phrases spoken by espeak-ng, with noise, as Kaldi data directories."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def synthesize(out: Path, options: SynthesisOptions, log: Log) -> None:
     Args:
         out: The folder to make: whole, or not at all.
         options: The settings. The same ones give the same bytes, with any number of processes.
-        log: Takes lines that tell what happens.
+        log: Receives progress lines.
 
     Raises:
         UserError: `out` exists or cannot be written, or espeak-ng is missing or fails.
@@ -162,15 +162,15 @@ def _synthesize_speaker(context: _Context, task: _Task) -> _SpeakerResult:
     for _ in range(_MOST_BATCHES):
         count = max(1, round((task.seconds - seconds) / _PHRASE_S))
         phrases = [draw_phrase(random) for _ in range(count)]
-        for said in synthesize_phrases(context.program, task.voice, phrases, random):
-            if said is None:
+        for phrase in synthesize_phrases(context.program, task.voice, phrases, random):
+            if phrase is None:
                 dropped += 1
                 continue
-            samples, shift = _add_noise(said, task.voice, context.options, random)
+            samples, shift = _add_noise(phrase, task.voice, context.options, random)
             name = f"{task.speaker}-{len(utterances):03d}"
             file = context.folder / task.part / folder / f"{name}.flac"
             import_package("soundfile").write(file, samples, context.options.rate, subtype="PCM_16")
-            utterances.append((name, [t.shifted(shift) for t in said.words]))
+            utterances.append((name, [t.shifted(shift) for t in phrase.words]))
             seconds += len(samples) / context.options.rate
             if seconds >= task.seconds:
                 return _SpeakerResult(
@@ -180,10 +180,10 @@ def _synthesize_speaker(context: _Context, task: _Task) -> _SpeakerResult:
 
 
 def _add_noise(
-    said: SynthesizedPhrase, voice: Voice, options: SynthesisOptions, random: np.random.Generator
+    phrase: SynthesizedPhrase, voice: Voice, options: SynthesisOptions, random: np.random.Generator
 ) -> tuple[Samples, float]:
     """The samples, -1 to 1, between pauses and in noise; and how far the words moved, in s."""
-    speech = import_package("soxr").resample(said.samples, said.hz, options.rate, quality="HQ")
+    speech = import_package("soxr").resample(phrase.samples, phrase.hz, options.rate, quality="HQ")
     before, after = (round(options.rate * random.uniform(0.15, 0.4)) for _ in range(2))
     clean = np.concatenate([np.zeros(before), speech, np.zeros(after)])
     power = np.mean(speech**2)
@@ -208,7 +208,7 @@ def _write(
     """Writes the tables of a part while its speakers speak, one after the other."""
     folder.mkdir()
     total = sum(task.seconds for task in tasks)
-    seconds, told, utterances, dropped = 0.0, 0.0, 0, 0
+    seconds, logged, utterances, dropped = 0.0, 0.0, 0, 0
     names = ("wav.scp", "text", "utt2spk", "spk2voice", "words.ctm")
     files = {name: (folder / name).open("w", encoding="utf-8") for name in names}
     try:
@@ -222,8 +222,8 @@ def _write(
                 files["words.ctm"].writelines(ctm_line(name, 1, t) for t in words)
             seconds, utterances = seconds + each.seconds, utterances + len(each.utterances)
             dropped += each.dropped
-            if seconds - told > total / 5 and seconds < total:
-                told = seconds
+            if seconds - logged > total / 5 and seconds < total:
+                logged = seconds
                 log(f"{folder.name}: {seconds / 3600:.2f} of {total / 3600:.2f} h")
     finally:
         for file in files.values():

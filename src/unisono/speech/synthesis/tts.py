@@ -1,4 +1,4 @@
-"""What espeak-ng says, asked for and understood; the library itself is in another process."""
+"""Text to speech by espeak-ng, which runs in a process of its own, and its voices."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Voice:
 
     Attributes:
         accent: The English that is spoken.
-        variant: Whose throat; no variant speaks both for training and for the test.
+        variant: espeak-ng's variant of the voice; none is in both training and test data.
         rate: Words a minute, about.
         pitch: Of espeak's 0 to 100.
         range: How far the pitch goes up and down, of espeak's 0 to 100.
@@ -96,7 +96,7 @@ def draw_voice(variants: Sequence[str], number: int, random: np.random.Generator
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesizedPhrase:
-    """A phrase as it was said: its samples, and when each word is."""
+    """A synthesised phrase: its samples, and the time of each word."""
 
     hz: int
     samples: Samples
@@ -129,7 +129,7 @@ def synthesize_phrases(
     """Lets a voice say phrases; None where espeak-ng has no time for every word.
 
     A process is started for it: the library's noise and its echoes go on from one phrase to the
-    next, and what is said must not depend on what others said before.
+    next, and a phrase must not depend on those before it.
 
     Raises:
         UserError: The program fails, hangs or talks nonsense.

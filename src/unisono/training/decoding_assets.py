@@ -1,4 +1,4 @@
-"""What a run keeps of its PREP, so that it can be decoded without it."""
+"""The assets that a run copies from its PREP, so that it can be decoded without it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError
 from unisono.pool.order import Order
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.speech.decoding.assets import ASSETS_FOLDER, TUNING_SET_FILE, DecodingAssets
-from unisono.training.network import TrainedNetwork
+from unisono.speech.decoding.assets import (
+    ASSETS_FOLDER,
+    PRIORS_FILE,
+    TUNING_SET_FILE,
+    DecodingAssets,
+)
+from unisono.training.acoustic_scorer import TrainedNetwork
 
-PRIORS_FILE = "priors.npy"
-"""Log priors of the states, beside what came from the PREP."""
 _FRAMES = 100_000
 
 
 def save_decoding_assets(run: RunDirectory, prep: Prep) -> None:
-    """Copies what decoding needs, and notes the states' priors as the model believes them.
+    """Copies what decoding needs into a run, and writes the states' priors.
 
     The prior of a state is the mean of its posteriors over training utterances chosen at random:
-    what the network says on average is what must be divided out, whatever the alignment counted.
-    A PREP that was not made from speech has nothing to keep.
+    the network's own average is divided out, not the counts of the alignment. A PREP that was not
+    made from speech has no such assets.
     """
     source: Path = prep.path / ASSETS_FOLDER
     if not source.is_dir():
@@ -39,13 +42,13 @@ def save_decoding_assets(run: RunDirectory, prep: Prep) -> None:
     except (OSError, shutil.Error) as error:
         raise UserError(f"cannot copy {source} to {target}: {error}") from None
     if not prep.frames_of(Part.HELDOUT):
-        # What was trained on cannot tune.
+        # The held-out speakers were trained on, so nothing can be tuned on them.
         replace(DecodingAssets.read(run.path), tuning_set=None).write(target)
         (target / TUNING_SET_FILE).unlink(missing_ok=True)
     network = TrainedNetwork(run)
     threads = torch.get_num_threads()
-    # One: utterances are short, and threads that wait for each other at every layer take many
-    # times as long as one does where others use the cores, too.
+    # One thread: utterances are short, and on a busy machine threads that synchronise at every
+    # layer take many times as long.
     torch.set_num_threads(1)
     means = np.maximum(_mean_posteriors(network, prep), 1 / prep.frames_of(Part.TRAIN))
     torch.set_num_threads(threads)
@@ -57,11 +60,11 @@ def save_decoding_assets(run: RunDirectory, prep: Prep) -> None:
 def _mean_posteriors(network: TrainedNetwork, prep: Prep) -> NDArray[np.float64]:
     """The posterior of each state, averaged over training utterances in random order."""
     train = FrameSource(prep, Part.TRAIN, context=0)
-    total, extracted = np.zeros(prep.header.states), 0
+    total, frames = np.zeros(prep.header.states), 0
     for utterance in Order(len(train.utterances), seed=0).indices(0, 0, len(train.utterances)):
         posteriors = np.exp(network.log_posteriors(train.whole(int(utterance))[0].numpy()))
         total += posteriors.sum(0, dtype=np.float64)
-        extracted += len(posteriors)
-        if extracted >= _FRAMES:
+        frames += len(posteriors)
+        if frames >= _FRAMES:
             break
-    return total / extracted
+    return total / frames
