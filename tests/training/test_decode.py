@@ -109,8 +109,10 @@ def test_a_run_is_decoded_without_its_prep_and_remembers_what_it_tuned(
         )
     finally:
         (place / "away").rename(place / "prep")
-    texts = [(tmp_path / name / "score.json").read_text() for name in "ab"]
-    assert texts[0] == texts[1]
+    facts = [json.loads((tmp_path / name / "score.json").read_text()) for name in "ab"]
+    for own in facts:
+        assert 0 < own.pop("real_time_factor") < own.pop("real_time_factor_with_tuning") < 1
+    assert facts[0] == facts[1] and facts[0]["beam"] == 15
 
 
 def test_an_arpa_file_of_the_users_own(place: Path, tmp_path: Path) -> None:

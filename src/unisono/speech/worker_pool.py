@@ -1,9 +1,10 @@
-"""Work spread over processes, with results that do not depend on how many there are."""
+"""A pool of worker processes; results do not depend on how many there are."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -36,10 +37,11 @@ class WorkerPool(Generic[State]):
             setup: A module's function that makes the state, once in each process.
             *arguments: Its arguments.
         """
-        self._pool: ProcessPoolExecutor | None = None
+        self._executor: ProcessPoolExecutor | None = None
         self._processes = processes
+        self._worker_cpu_s = 0.0
         if processes > 1:
-            self._pool = ProcessPoolExecutor(
+            self._executor = ProcessPoolExecutor(
                 processes,
                 mp_context=multiprocessing.get_context("forkserver"),
                 initializer=_begin,
@@ -49,24 +51,24 @@ class WorkerPool(Generic[State]):
             self._own = setup(*arguments)
 
     def map(
-        self, run_task: Callable[[State, Item], Result], items: Iterable[Item], *, chunk: int = 1
+        self, task: Callable[[State, Item], Result], items: Iterable[Item], *, chunk: int = 1
     ) -> Iterator[Result]:
-        """Yields work(state, item) of each item, in order.
+        """Yields task(state, item) of each item, in order.
 
         Args:
-            run_task: A module's function.
+            task: A module's function.
             items: What to do; read no further ahead than keeps the processes busy.
             chunk: Items that travel together.
 
         Raises:
             UserError: A process was killed.
         """
-        if self._pool is None:
+        if self._executor is None:
             for item in items:
-                yield run_task(self._own, item)
+                yield task(self._own, item)
             return
         try:
-            yield from self._spread(self._pool, run_task, items, chunk)
+            yield from self._spread(self._executor, task, items, chunk)
         except BrokenProcessPool:
             raise UserError(
                 "a process was killed in the middle of its work, perhaps for lack of memory: "
@@ -76,24 +78,35 @@ class WorkerPool(Generic[State]):
     def _spread(
         self,
         pool: ProcessPoolExecutor,
-        run_task: Callable[[State, Item], Result],
+        task: Callable[[State, Item], Result],
         items: Iterable[Item],
         chunk: int,
     ) -> Iterator[Result]:
-        waiting: deque[Future[list[Result]]] = deque()
+        waiting: deque[Future[tuple[list[Result], float]]] = deque()
+
+        def first_results() -> list[Result]:
+            results, cpu_s = waiting.popleft().result()
+            self._worker_cpu_s += cpu_s
+            return results
+
         source = iter(items)
         while batch := list(islice(source, chunk)):
             with _one_thread_each():
-                waiting.append(pool.submit(_run, run_task, batch))
+                waiting.append(pool.submit(_run, task, batch))
             if len(waiting) > _AHEAD * self._processes:
-                yield from waiting.popleft().result()
+                yield from first_results()
         while waiting:
-            yield from waiting.popleft().result()
+            yield from first_results()
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU seconds of finished tasks in processes other than this one."""
+        return self._worker_cpu_s
 
     def close(self) -> None:
         """Ends the processes."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
 
     def __enter__(self) -> WorkerPool[State]:
         return self
@@ -102,9 +115,11 @@ class WorkerPool(Generic[State]):
         self.close()
 
 
-def _run(run_task: Callable[[Any, Item], Result], items: list[Item]) -> list[Result]:
-    """Does some work with the state of the process that it runs in."""
-    return [run_task(_state, item) for item in items]
+def _run(task: Callable[[Any, Item], Result], items: list[Item]) -> tuple[list[Result], float]:
+    """Results with the state of the process that it runs in, and the CPU seconds they took."""
+    before = time.process_time()
+    results = [task(_state, item) for item in items]
+    return results, time.process_time() - before
 
 
 def _begin(setup: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -133,6 +133,11 @@ class AcousticScorer:
         if self._pool is not None:
             self._pool.close()
 
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU seconds of finished work in processes other than this one."""
+        return self._pool.worker_cpu_s if self._pool is not None else 0.0
+
     def fingerprint(self) -> str:
         """The sha256 of everything that the log-likelihoods depend on."""
         return hashlib.sha256(self._identity.encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,15 +19,17 @@ from unisono.runs.directory import write_atomically
 from unisono.speech.corpus.data_directory import no_usable_utterance
 from unisono.speech.corpus.exclusions import EXCLUDED_FILE
 from unisono.speech.decoding.assets import DecodingAssets
-from unisono.speech.decoding.decoder import Decoder, Words
+from unisono.speech.decoding.decoder import BEAM, MAX_ACTIVE, Decoder, Words
+from unisono.speech.decoding.progress import DecodingProgress
 from unisono.speech.decoding.scoring import Score, score
-from unisono.speech.decoding.tuning import TunedSettings, tune
+from unisono.speech.decoding.tuning import DEFAULT_SCALE, GMM_SCALE, TunedSettings, tune
 from unisono.speech.dependencies import import_package
 from unisono.speech.features.extraction import (
     extract_features,
 )
 from unisono.speech.features.extractors import FeatureType
 from unisono.speech.features.kaldi_archives import KaldiFeatureReader
+from unisono.speech.features.spectrum import SHIFT_S
 from unisono.speech.graph.decoding_graph import GraphInputs, build_graph, cached_graph
 from unisono.speech.graph.language_model import NgramModel, read_language_model
 from unisono.speech.prepare import scratch_directory
@@ -106,28 +109,53 @@ def _decode(
         log(line)
     if not extracted:
         raise no_usable_utterance(data, validated.exclusions)
-    settings = _tune(scorer, tuning_language_model, options, log)
+    begun = time.process_time()
+    settings, tuning_cpu_s = _tune(scorer, tuning_language_model, options, log)
     graph_inputs = _graph_inputs(assets, language_model)
     graph = cached_graph(graph_inputs, scorer.cache) if scorer.cache else build_graph(graph_inputs)
     log(f"graph: {len(graph.final)} states, {len(graph.source)} arcs")
     with Decoder(graph, graph_inputs.words, options.processes) as decoder:
-        found = decoder.decode(scorer.log_likelihoods(extracted), settings.scale, settings.penalty)
-    by_name = {u.id: words for (u, _), words in zip(extracted, found, strict=True)}
+        lengths = [len(features.network) for _, features in extracted]
+        scored_before = scorer.worker_cpu_s
+        progress = DecodingProgress(
+            "decoding",
+            lengths,
+            worker_cpu_s=lambda: decoder.worker_cpu_s + scorer.worker_cpu_s - scored_before,
+            processes=options.processes,
+            log=log,
+        )
+        found = {}
+        words = decoder.decode(scorer.log_likelihoods(extracted), settings.scale, settings.penalty)
+        for (utterance, _), hypothesis in zip(extracted, words, strict=True):
+            found[utterance.id] = hypothesis
+            progress.advance()
+        factor = progress.real_time_factor
+        cpu_s = time.process_time() - begun + tuning_cpu_s
+        cpu_s += scorer.worker_cpu_s + decoder.worker_cpu_s
+    whole = cpu_s / (sum(lengths) * SHIFT_S)
+    log(
+        f"decoded {sum(lengths) * SHIFT_S / 3600:.2f} h at {factor:.2f} times real time a core, "
+        f"{whole:.2f} with graphs and tuning (beam {BEAM:g}, at most {MAX_ACTIVE} active states)"
+    )
     facts: dict[str, JsonValue] = {
         "acoustic_scale": settings.scale,
         "word_insertion_penalty": settings.penalty,
         "tuning": {"errors": settings.errors, "words": settings.words, "tried": settings.tried},
+        "beam": BEAM,
+        "max_active": MAX_ACTIVE,
+        "real_time_factor": round(factor, 4),
+        "real_time_factor_with_tuning": round(whole, 4),
         "lm_order": language_model.order,
         "model": scorer.name,
         "utterances": len(extracted),
         "excluded": len(validated.exclusions),
     }
-    said = {u.id: u.words for u, _ in extracted if u.transcribed}
+    references = {u.id: u.words for u, _ in extracted if u.transcribed}
     result = None
-    if said:
-        result = score(said, by_name, {u.id: u.speaker for u, _ in extracted})
+    if references:
+        result = score(references, found, {u.id: u.speaker for u, _ in extracted})
         facts = {**result.facts(), **facts}
-    _write(out, by_name, facts, result)
+    _write(out, found, facts, result)
     validated.exclusions.write(out / EXCLUDED_FILE)
     return result
 
@@ -157,34 +185,53 @@ def _graph_inputs(assets: DecodingAssets, language_model: NgramModel) -> GraphIn
 
 def _tune(
     scorer: AcousticScorer, language_model: NgramModel, options: DecodeOptions, log: Log
-) -> TunedSettings:
-    """Tunes on the held-out speakers; a run caches the result."""
+) -> tuple[TunedSettings, float]:
+    """Tunes on the held-out speakers; a run caches the result.
+
+    Returns:
+        The settings, and the CPU seconds that worker processes searched for them.
+    """
     if options.like is not None:
         settings = _settings_of(options.like)
-        log(
-            f"scale {settings.scale:.3f}, word insertion penalty {settings.penalty:+.1f}, as in {options.like}"
-        )
-        return settings
+        log(f"{_described(settings)}, as in {options.like}")
+        return settings, 0.0
     tuning_set = scorer.assets.tuning_set
     if tuning_set is None:
         settings = TunedSettings()
-        default = f"scale {settings.scale:g} and penalty {settings.penalty:g} are not tuned"
-        log(f"no speaker was held out: {default} (--like takes those of another decoding)")
-        return settings
+        log(
+            f"no speaker was held out: {_described(settings)} are not tuned "
+            "(--like takes those of another decoding)"
+        )
+        return settings, 0.0
     graph_inputs = _graph_inputs(scorer.assets, language_model)
-    memory: Path | None = None
+    cached: Path | None = None
     if scorer.cache is not None:
         key = f"{graph_inputs.fingerprint()}{scorer.fingerprint()}"
-        memory = scorer.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-        if memory.is_file():
-            return TunedSettings(**json.loads(memory.read_text(encoding="utf-8")))
+        cached = scorer.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        if cached.is_file():
+            settings = TunedSettings(**json.loads(cached.read_text(encoding="utf-8")))
+            log(f"{_described(settings)}, as tuned before")
+            return settings, 0.0
     log(f"tuning on {len(tuning_set.words)} utterances of held-out speakers")
+    # Recognised or not, an unknown word is an error, as it is when the result is scored.
+    unknown = scorer.assets.lexicon.unknown_word
+    references = [tuple("" if w == unknown else w for w in words) for words in tuning_set.words]
     with Decoder(build_graph(graph_inputs), graph_inputs.words, options.processes) as decoder:
-        settings = tune(decoder, scorer.score_tuning_set(), tuning_set.words, log)
-    if memory is not None:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, json.dumps(asdict(settings)).encode())
-    return settings
+        start = DEFAULT_SCALE if scorer.name == "network" else GMM_SCALE
+        settings = tune(decoder, scorer.score_tuning_set(), references, log, start=start)
+        cpu_s = decoder.worker_cpu_s
+    log(
+        f"{_described(settings)}: {settings.errors} errors in {settings.words} words of held-out "
+        f"speakers, the fewest of {settings.tried} settings"
+    )
+    if cached is not None:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cached, json.dumps(asdict(settings)).encode())
+    return settings, cpu_s
+
+
+def _described(settings: TunedSettings) -> str:
+    return f"acoustic scale {settings.scale:.3f}, word insertion penalty {settings.penalty:+.1f}"
 
 
 def _settings_of(result: Path) -> TunedSettings:

@@ -1,14 +1,15 @@
-"""Tuning finds the bottom of a bowl, and says how it got there."""
+"""Tuning finds the bottom of a bowl, and makes lattices only where it needs them."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from unisono.speech.decoding.decoder import Decoder
+from unisono.speech.decoding.decoder import Frames, Words
 from unisono.speech.decoding.tuning import tune
 
 pytest.importorskip("kaldialign", reason="the speech extra is not installed")
@@ -17,27 +18,41 @@ pytest.importorskip("kaldialign", reason="the speech extra is not installed")
 class Bowl:
     """Makes more errors the farther scale and penalty are from a point."""
 
+    processes = 1
+    worker_cpu_s = 0.0
+
     def __init__(self, scale: float, penalty: float) -> None:
         self._scale, self._penalty = scale, penalty
-        self.asked: list[float] = []
+        self.made: list[float] = []
+        self.asked = 0
 
-    def decode(self, loglikes: Any, scale: float, penalty: float) -> list[tuple[str, ...]]:
-        self.asked.append(scale)
+    def make_lattices(self, loglikes: Sequence[Frames], scale: float) -> Iterator[Path]:
+        self.made.append(scale)
+        return (Path(str(n)) for n in range(len(loglikes)))
+
+    def rescore(self, lattices: Sequence[Path], scale: float, penalty: float) -> list[Words]:
+        assert lattices == [Path("0")]
+        assert 0.49 < scale / self.made[-1] < 2.01, "lattices hold for a factor of two"
+        self.asked += 1
         far = 12 * abs(math.log2(scale / self._scale)) + 4 * abs(penalty - self._penalty)
         return [("wrong",) * int(far) + ("right",)]
 
 
-@pytest.mark.parametrize(("scale", "penalty"), [(0.1, 0.0), (0.04, 1.0), (0.25, -0.5)])
-def test_the_bottom_is_found(scale: float, penalty: float) -> None:
+@pytest.mark.parametrize(
+    ("scale", "penalty", "lattices"),
+    [(0.1, 0.0, 1), (0.063, 1.0, 1), (0.16, -0.5, 1), (0.03, 0.5, 2), (0.012, 0.0, 4)],
+)
+def test_the_bottom_is_found(scale: float, penalty: float, lattices: int) -> None:
     bowl = Bowl(scale, penalty)
     lines: list[str] = []
-    settings = tune(cast(Decoder, bowl), [np.zeros((1, 1))], [("right",)], lines.append)
+    settings = tune(bowl, [np.zeros((1, 1), dtype=np.float32)], [("right",)], lines.append)
     assert abs(math.log2(settings.scale / scale)) < 0.2
     assert settings.penalty == penalty
-    assert settings.words == 1 and settings.tried == len(lines) == len(bowl.asked) <= 20
+    assert len(bowl.made) == lattices
+    assert settings.words == 1 and settings.tried <= bowl.asked == len(lines)
 
 
-def test_small_scales_are_not_tried_without_need() -> None:
-    bowl = Bowl(0.1, 0.0)
-    tune(cast(Decoder, bowl), [np.zeros((1, 1))], [("right",)], lambda _: None)
-    assert min(bowl.asked) > 0.05
+def test_a_bowl_without_a_bottom_ends() -> None:
+    bowl = Bowl(1e-9, -100.0)
+    settings = tune(bowl, [np.zeros((1, 1), dtype=np.float32)], [("right",)], lambda _: None)
+    assert settings.scale < 0.01

@@ -2,68 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from unisono.speech.decoding.decoder import Decoder, Frames, Words
+from unisono.speech.decoding.decoder import Frames, Words
+from unisono.speech.decoding.progress import DecodingProgress
 from unisono.speech.decoding.scoring import count_errors
 
-_DEFAULT_SCALE = 0.1
-_MOVES = (((-2, 0), (2, 0)), ((-1, 0), (1, 0), (0, -1), (0, 1)))
+DEFAULT_SCALE = 0.1
+"""Where nothing is tuned, and where tuning of a network starts."""
+GMM_SCALE = 0.05
+"""Where tuning of GMMs starts: their frames are less independent."""
 _STEPS_AN_OCTAVE = 3
 _PENALTY_STEP = 0.5
 _MAX_STEPS = 15
+# Scales this many steps, a factor of two, from the one that lattices were made with.
+_LATTICE_STEPS = 3
+_NEIGHBOURS = ((-1, 0), (1, 0), (0, -1), (0, 1))
+
+Point = tuple[int, int]
+"""Steps of the scale and of the penalty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedSettings:
-    """What was chosen.
+    """The settings of a decoding.
 
     Attributes:
-        scale: What log-likelihoods are multiplied by.
+        scale: The acoustic scale.
         penalty: The word insertion penalty.
-        errors: The word errors that were left on the held-out utterances.
-        words: The words in them; 0: nothing was tuned.
+        errors: Word errors with these settings on the held-out utterances.
+        words: The words of these; 0: nothing was tuned.
         tried: How many settings were tried.
     """
 
-    scale: float = _DEFAULT_SCALE
+    scale: float = DEFAULT_SCALE
     penalty: float = 0.0
     errors: int = 0
     words: int = 0
     tried: int = 0
 
 
+class LatticeDecoder(Protocol):
+    """The part of a `Decoder` that tuning uses."""
+
+    processes: int
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU seconds of worker processes."""
+        ...
+
+    def make_lattices(self, loglikes: Sequence[Frames], scale: float) -> Iterator[Path]:
+        """Yields the file of each utterance's lattice."""
+        ...
+
+    def rescore(self, lattices: Sequence[Path], scale: float, penalty: float) -> list[Words]:
+        """The words of each lattice's best path."""
+        ...
+
+
 def tune(
-    decoder: Decoder,
+    decoder: LatticeDecoder,
     loglikes: Sequence[Frames],
     references: Sequence[Words],
     log: Callable[[str], None],
+    *,
+    start: float = DEFAULT_SCALE,
 ) -> TunedSettings:
     """Finds the scale and the penalty with the fewest word errors.
 
-    Scales are 0.1 * 2 ** (k / 3), penalties are multiples of 0.5. From scale 0.1 without a penalty
-    one goes to the better one of the scales two steps away until there is none; then likewise to
-    the best neighbour in scale or penalty. Small scales take long, so they are not tried unless
-    the way leads there. Of equals the one nearest to the start is taken.
-    """
-    known: dict[tuple[int, int], int] = {}
+    The utterances are decoded once to lattices, which are rescored with each setting. Scales are
+    0.1 * 2 ** (k / 3), penalties multiples of 0.5. From the start one goes to the best neighbour in
+    scale or penalty until none is better. Lattices hold for scales within a factor of two of the
+    one they were made with; where the search leaves that range they are made again, from there.
 
-    def errors(point: tuple[int, int]) -> tuple[int, int, int]:
+    Args:
+        decoder: Decodes to lattices, and rescores them.
+        loglikes: Log-likelihoods of the utterances, frames x states each.
+        references: Their transcripts.
+        log: Receives progress lines.
+        start: The scale to begin with, near one of the grid.
+    """
+    known: dict[Point, int] = {}
+    lattices: list[Path] = []
+    made_at = best = min(
+        ((k, 0) for k in range(-_MAX_STEPS, _MAX_STEPS + 1)), key=lambda p: abs(_scale(p) - start)
+    )
+
+    def errors(point: Point) -> tuple[int, int, int]:
         if point not in known:
-            found = decoder.decode(loglikes, _scale(point), _penalty(point))
+            found = decoder.rescore(lattices, _scale(point), _penalty(point))
             known[point] = sum(
                 count_errors(reference, words).total
                 for reference, words in zip(references, found, strict=True)
             )
-            log(f"scale {_scale(point):.3f}, penalty {_penalty(point):+.1f}: {known[point]} errors")
-        return known[point], abs(point[1]), abs(point[0])
+            log(
+                f"tuning: scale {_scale(point):.3f}, word insertion penalty "
+                f"{_penalty(point):+.1f}: {known[point]} errors"
+            )
+        return known[point], abs(point[1]), abs(point[0] - made_at[0])
 
-    best = (0, 0)
-    for moves in _MOVES:
+    scales: set[int] = set()
+    while best[0] not in scales and (not scales or abs(best[0] - made_at[0]) == _LATTICE_STEPS):
+        made_at = best
+        scales.add(best[0])
+        known.clear()
+        lattices = _make_lattices(decoder, loglikes, _scale(made_at), log)
         while True:
-            near = [(best[0] + k, best[1] + n) for k, n in moves]
-            inside = [point for point in near if max(map(abs, point)) <= _MAX_STEPS]
+            near = [(best[0] + k, best[1] + n) for k, n in _NEIGHBOURS]
+            inside = [
+                point
+                for point in near
+                if max(map(abs, point)) <= _MAX_STEPS
+                and abs(point[0] - made_at[0]) <= _LATTICE_STEPS
+            ]
             better = min([best, *inside], key=errors)
             if better == best:
                 break
@@ -77,9 +132,27 @@ def tune(
     )
 
 
-def _scale(point: tuple[int, int]) -> float:
-    return float(_DEFAULT_SCALE * 2 ** (point[0] / _STEPS_AN_OCTAVE))
+def _make_lattices(
+    decoder: LatticeDecoder, loglikes: Sequence[Frames], scale: float, log: Callable[[str], None]
+) -> list[Path]:
+    lengths = [len(each) for each in loglikes]
+    progress = DecodingProgress(
+        "tuning",
+        lengths,
+        worker_cpu_s=lambda: decoder.worker_cpu_s,
+        processes=decoder.processes,
+        log=log,
+    )
+    lattices = []
+    for lattice in decoder.make_lattices(loglikes, scale):
+        lattices.append(lattice)
+        progress.advance()
+    return lattices
 
 
-def _penalty(point: tuple[int, int]) -> float:
+def _scale(point: Point) -> float:
+    return float(DEFAULT_SCALE * 2 ** (point[0] / _STEPS_AN_OCTAVE))
+
+
+def _penalty(point: Point) -> float:
     return _PENALTY_STEP * point[1]
