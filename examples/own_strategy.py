@@ -18,37 +18,40 @@ With a name, for ``unisono train --strategy elastic``, in the pyproject.toml of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from unisono.fabric import Vector
 from unisono.strategies import Sharding
-from unisono.strategies.base import Replica, RoundPlan, examples_to_minibatches
+from unisono.strategies.base import (
+    EXAMPLES,
+    Replica,
+    RoundPlan,
+    Strategy,
+    examples_to_minibatches,
+)
 from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
 from unisono.strategies.engines.sync_rounds import Contribution
 from unisono.testing import Promises, check_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic:
+class Elastic(Strategy):
     """Periodic averaging that pulls learners towards their mean, and lets them be different."""
 
-    every: int = 8192
+    every: int = field(default=8192, metadata=EXAMPLES)
     """Examples that a learner trains between two rounds."""
     pull: float = 0.5
     """How far a learner goes towards the mean: 0 not at all, 1 all the way."""
     sharding: Sharding = Sharding.DYNAMIC
 
     name: ClassVar[str] = "elastic"
-    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
-    waits: ClassVar[str] = (
-        "nobody (dynamic sharding), or everybody for the slowest (static sharding)"
-    )
-    rate_rule: ClassVar[str] = "multiply by the number of learners"
+    paper: ClassVar[str] = "https://arxiv.org/abs/1412.6651"
 
-    def rate_factor(self, learners: int) -> float:
-        """A step counts for 1/learners in the mean."""
-        return float(learners)
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        return "nobody" if self.sharding is Sharding.DYNAMIC else "everybody for the slowest"
 
     def round_plan(self, batch_size: int) -> RoundPlan:
         """Rounds of ``every`` examples."""

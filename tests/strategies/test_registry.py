@@ -74,7 +74,7 @@ def test_a_strategy_of_another_package_is_found_by_its_entry_point() -> None:
             "strategy averaging has no option 'evry'; did you mean 'every'?",
         ),
         ("averaging", {"every": "a"}, "option 'every' of strategy averaging is 'a'; it must be of"),
-        ("averaging", {"sharding": "x"}, "is 'x'; it can be static, drawn"),
+        ("averaging", {"sharding": "x"}, "is 'x'; it can be static, dynamic"),
         ("averaging", {"outer": "x"}, "is 'x'; it can be plain, block-momentum, slowmo, nesterov"),
         ("averaging", {"outer": {"name": "slowmo", "x": 1}}, "slowmo has no setting 'x'"),
     ],
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_said_in_one_line(
 )
 def test_each_says_what_it_does(strategy: Solo | AllReduce | Averaging) -> None:
     lines = describe(strategy, 3)
-    assert lines[0].startswith(f"strategy  {strategy.name}: ")
+    assert lines[0].startswith(f"strategy  {strategy.name}")
     assert all(len(line.split(maxsplit=1)) == 2 for line in lines)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unisono.fabric import Precision, Vector
-from unisono.strategies.base import Replica, RoundPlan, Sharding, TrainedWork
+from unisono.strategies.base import Replica, RoundPlan, Sharding, Strategy, TrainedWork
 from unisono.strategies.engines.sync_rounds import Contribution, SyncParticipant
 
 
@@ -60,7 +60,7 @@ class AllReduceParticipant(SyncParticipant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce:
+class AllReduce(Strategy):
     """Synchronous SGD: every step is everybody's."""
 
     precision: Precision = Precision.FLOAT32
@@ -68,12 +68,12 @@ class AllReduce:
 
     name: ClassVar[str] = "allreduce"
     shares: ClassVar[str] = "gradients; buffers and optimizer state stay each learner's own"
-    waits: ClassVar[str] = "everybody for the slowest, each step"
-    rate_rule: ClassVar[str] = "multiply by the number of learners: their minibatches add up"
+    paper: ClassVar[str] = "https://arxiv.org/abs/1706.02677"
 
-    def rate_factor(self, learners: int) -> float:
-        """The linear rule of large minibatches."""
-        return float(learners)
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        return "everybody for the slowest, each step"
 
     def round_plan(self, batch_size: int) -> RoundPlan:
         """Static sharding, one minibatch a round."""

@@ -6,10 +6,19 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from unisono.fabric import Precision, Vector
-from unisono.strategies.base import Replica, RoundPlan, Sharding, examples_to_minibatches
+from unisono.strategies.base import (
+    CHOICES,
+    CODE_ONLY,
+    EXAMPLES,
+    Replica,
+    RoundPlan,
+    Sharding,
+    Strategy,
+    examples_to_minibatches,
+)
 from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
 from unisono.strategies.engines.sync_rounds import Contribution
-from unisono.strategies.outer_steps import Outer, Plain
+from unisono.strategies.outer_steps import OUTERS, Outer, Plain
 from unisono.strategies.selection import AllModels, Selection
 
 
@@ -61,24 +70,24 @@ class AveragingParticipant(ModelRoundsParticipant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging:
+class Averaging(Strategy):
     """Periodic averaging of parameters (Kaldi; local SGD), with a choice of outer steps."""
 
-    every: int = 16384
+    every: int = field(default=16384, metadata=EXAMPLES)
     """Examples a learner trains between two averages (whole minibatches)."""
     sharding: Sharding = Sharding.STATIC
-    """``static``: a round waits for its slowest; ``drawn``: a round is a quota, nobody waits."""
-    outer: Outer = field(default_factory=Plain)
+    """``static``: a round waits for its slowest; ``dynamic``: a round is a quota, nobody waits."""
+    outer: Outer = field(default_factory=Plain, metadata={CHOICES: OUTERS})
     """``plain``, ``block-momentum``, ``slowmo`` or ``nesterov``."""
     restart_optimizer: bool = False
     """Whether momentum and the like start anew after each round (static sharding)."""
     precision: Precision = Precision.FLOAT32
     """Of changes on their way: ``float32``, or ``bfloat16`` for half the bytes."""
-    selection: Selection = field(default_factory=AllModels)
+    selection: Selection = field(default_factory=AllModels, metadata=CODE_ONLY)
     """Whose models go into the mean; in code only, `recipe.*` sets it for a run."""
 
     name: ClassVar[str] = "averaging"
-    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
+    paper: ClassVar[str] = "https://arxiv.org/abs/1410.7455"
 
     @property
     def waits(self) -> str:

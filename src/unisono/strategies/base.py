@@ -8,15 +8,26 @@ its learner as a ``Replica`` and the others through the fabric; it never touches
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 from unisono.coordinator.client import Client
 from unisono.fabric import Address, Fabric, Vector
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range
+
+UNIT, CHOICES, IN_CODE = "unit", "choices", "in_code"
+EXAMPLES = {UNIT: "examples"}
+"""Metadata of an option that counts examples: ``every: int = field(default=N, metadata=EXAMPLES)``.
+
+A configuration counts frames. For a model whose examples are chunks of frames such an option is
+divided by the frames of a chunk (``Strategy.in_chunks_of``), in strategies of others as well.
+"""
+CODE_ONLY = {IN_CODE: True}
+"""Metadata of an option that is an object: it can be set in Python alone."""
 
 
 class Sharding(Enum):
@@ -259,61 +270,84 @@ class Diverged(Exception):  # noqa: N818
         )
 
 
-@runtime_checkable
-class Explains(Protocol):
-    """A strategy that has more to say of itself when a run starts."""
+class Momentum(Enum):
+    """What becomes of the optimizer's momentum under a strategy."""
 
-    def explain(self, learners: int) -> list[str]:
-        """What follows from its settings for so many learners, a line each."""
-        ...
+    LOCAL = "local"
+    """Each learner keeps its own."""
+    FOLDED = "folded"
+    """Asynchrony acts as momentum: m is given up for a rate 1 / (1 - m) times as large."""
 
 
-class Strategy(Protocol):
-    """The settings of a way to agree."""
+@dataclass(frozen=True, kw_only=True)
+class Strategy(ABC):
+    """The settings of a strategy, and what it declares of itself.
+
+    A strategy is a frozen, keyword-only dataclass that derives from this; its fields are its
+    options (``--set strategy.OPTION=VALUE``). Registered under the entry point
+    ``unisono.strategies``, it needs no change in Unisono.
+    """
+
+    name: ClassVar[str]
+    """The one word that chooses it."""
+    paper: ClassVar[str] = ""
+    """Where it was published."""
+    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
+    """What is shared: parameters, gradients, buffers, optimizer state."""
+    momentum: ClassVar[Momentum] = Momentum.LOCAL
 
     @property
-    def name(self) -> str:
-        """The one word that chooses it."""
-        ...
-
-    @property
-    def shares(self) -> str:
-        """What is shared: parameters, buffers, optimizer state."""
-        ...
-
-    @property
+    @abstractmethod
     def waits(self) -> str:
         """Who waits for whom."""
-        ...
 
     @property
     def rate_rule(self) -> str:
-        """What the user should do with the learning rate."""
-        ...
+        """What to do with the learning rate, in words."""
+        return "multiply by the number of learners"
 
     def rate_factor(self, learners: int) -> float:
-        """The rule as a number: by what a rate that is right for one learner is multiplied."""
-        ...
+        """The rule as a number: what a learning rate that suits one learner is multiplied by.
 
+        By default the number of learners: a step of one of them counts for 1/learners in the mean.
+        """
+        return float(learners)
+
+    @abstractmethod
     def round_plan(self, batch_size: int) -> RoundPlan:
-        """How learners are to be fed."""
-        ...
+        """How learners are fed."""
 
+    @abstractmethod
     def participant(self, replica: Replica) -> Participant:
         """One learner's part."""
-        ...
+
+    def explain(self, learners: int) -> list[str]:
+        """What follows from the settings for so many learners, a line each."""
+        return []
+
+    def in_chunks_of(self, frames: int) -> Strategy:
+        """The same for examples of so many frames each: options in examples are divided."""
+        counted = {f.name: getattr(self, f.name) for f in fields(self) if UNIT in f.metadata}
+        return replace(self, **{name: max(1, value // frames) for name, value in counted.items()})
 
 
 def describe(strategy: Strategy, learners: int) -> list[str]:
     """The lines that are printed when a run starts."""
+    options = ", ".join(f"{f.name}={_plain(getattr(strategy, f.name))}" for f in fields(strategy))
     return [
-        f"strategy  {strategy.name}: {strategy!r}",
+        f"strategy  {strategy.name}" + (f" ({options})" if options else ""),
         f"shares    {strategy.shares}",
         f"waits     {strategy.waits}",
-        f"rate      {strategy.rate_rule}",
         f"learners  {learners}",
-        *(strategy.explain(learners) if isinstance(strategy, Explains) else []),
+        *strategy.explain(learners),
     ]
+
+
+def _plain(value: Any) -> str:
+    """An option's value as a configuration would have it."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    return type(value).__name__.lower() if is_dataclass(value) else str(value)
 
 
 def examples_to_minibatches(examples: int, batch_size: int) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from unisono.fabric import Address, Precision, Vector
 from unisono.pool.pool import Assignment
-from unisono.strategies.base import Replica, RoundPlan, Sharding, StateBundle, TrainedWork
+from unisono.strategies.base import Replica, RoundPlan, Sharding, StateBundle, Strategy, TrainedWork
 from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
 from unisono.strategies.engines.sync_rounds import Contribution
 
@@ -108,20 +108,19 @@ class DelayByOneParticipant(ModelRoundsParticipant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DelayByOne:
+class DelayByOne(Strategy):
     """Averaging at each step, hidden behind the next gradient."""
 
     precision: Precision = Precision.FLOAT32
     """Of changes on their way: ``float32``, or ``bfloat16`` for half the bytes."""
 
     name: ClassVar[str] = "delay-by-one"
-    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
-    waits: ClassVar[str] = "everybody for the slowest, one step late"
-    rate_rule: ClassVar[str] = "multiply by the number of learners"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2110.11199"
 
-    def rate_factor(self, learners: int) -> float:
-        """A step counts for 1/learners in the mean."""
-        return float(learners)
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        return "everybody for the slowest, one step late"
 
     def round_plan(self, batch_size: int) -> RoundPlan:
         """Static sharding, one minibatch a round."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from unisono.errors import UserError
 from unisono.fabric import Address, Precision
 from unisono.pool.order import Order
-from unisono.strategies.base import Replica, RoundPlan, Sharding, examples_to_minibatches
+from unisono.strategies.base import (
+    EXAMPLES,
+    Replica,
+    RoundPlan,
+    Sharding,
+    Strategy,
+    examples_to_minibatches,
+)
 from unisono.strategies.engines.pairwise import PairwiseParticipant
 from unisono.strategies.mixing import Mixing, complete, ring
 
@@ -45,23 +52,22 @@ class RandomRing(PairwiseParticipant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Gossip:
-    every: int = 16384
+class _Gossip(Strategy):
+    every: int = field(default=16384, metadata=EXAMPLES)
     """Examples a learner trains between two exchanges that it begins (whole minibatches)."""
     precision: Precision = Precision.FLOAT32
     """Of models on their way: ``float32``, or ``bfloat16`` for half the bytes."""
 
-    shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
-    waits: ClassVar[str] = "nobody"
-    rate_rule: ClassVar[str] = "multiply by the number of learners"
+    paper: ClassVar[str] = "https://arxiv.org/abs/1710.06952"
+
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        return "nobody"
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UserError(f"every is {self.every}: at least one example between two exchanges")
-
-    def rate_factor(self, learners: int) -> float:
-        """As for averaging: a step counts for 1/learners in the mean."""
-        return float(learners)
 
     def round_plan(self, batch_size: int) -> RoundPlan:
         """Dynamic sharding; each commits by its own word."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unisono.errors import UserError
-from unisono.strategies.base import Replica, RoundPlan, Sharding
+from unisono.strategies.base import Momentum, Replica, RoundPlan, Sharding, Strategy
 from unisono.strategies.engines.server_worker import ServerParticipant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class Server(Strategy):
     """Learners push gradients to shards, which apply them as they come, and pull what is there."""
 
     push_every: int = 4
@@ -27,8 +27,8 @@ class Server:
     """Pieces of the model; so many learners hold one each. A push is a message to each of them."""
 
     name: ClassVar[str] = "server"
-    folds_momentum: ClassVar[bool] = True
-    """Whether a recipe should give its momentum m up, for a rate 1 / (1 - m) times as large."""
+    paper: ClassVar[str] = "https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks"
+    momentum: ClassVar[Momentum] = Momentum.FOLDED
     shares: ClassVar[str] = "gradients and parameters; buffers stay each learner's own"
 
     def __post_init__(self) -> None:

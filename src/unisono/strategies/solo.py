@@ -7,18 +7,18 @@ from typing import ClassVar
 
 from unisono.errors import UserError
 from unisono.pool.pool import Assignment
-from unisono.strategies.base import Participant, Replica, RoundPlan, Sharding, TrainedWork
+from unisono.strategies.base import Participant, Replica, RoundPlan, Sharding, Strategy, TrainedWork
 
 
 class SoloParticipant(Participant):
-    """Nobody to agree with: each update commits its own work."""
+    """No sharing: each update commits its own work."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
         self._uncommitted = TrainedWork()
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """Refuses company, and commits what was trained in the assignment before."""
+        """Refuses a second learner, and commits what was trained in the assignment before."""
         if assignment is not None and len(assignment.members) > 1:
             raise UserError(
                 f"solo is for one learner and there are {len(assignment.members)}: "
@@ -32,7 +32,7 @@ class SoloParticipant(Participant):
         self._uncommitted.add(self.replica.take_work())
 
     def flush(self) -> None:
-        """Settles."""
+        """Commits what was trained."""
         self._commit()
 
     def _commit(self) -> None:
@@ -43,13 +43,21 @@ class SoloParticipant(Participant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solo:
+class Solo(Strategy):
     """One learner, no sharing: the yardstick for all others."""
 
     name: ClassVar[str] = "solo"
     shares: ClassVar[str] = "nothing"
-    waits: ClassVar[str] = "nobody"
-    rate_rule: ClassVar[str] = "as it is"
+
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        return "nobody"
+
+    @property
+    def rate_rule(self) -> str:
+        """As for one learner: it is one."""
+        return "as it is"
 
     def rate_factor(self, learners: int) -> float:
         """One."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import nn
 from unisono.config import Config, ValidationChoice
 from unisono.data import ChunkSource, FrameSource, Part, Prep
 from unisono.errors import UserError
-from unisono.strategies import Averaging, GossipFixed, GossipRandom
 from unisono.strategies.base import Strategy
 from unisono.strategies.registry import make
 from unisono.training.kaldi.recipe import dropout_of
@@ -80,6 +78,4 @@ def examples_in(config: Config, frames: int) -> int:
 def strategy_of(config: Config) -> Strategy:
     """Returns the strategy, its pace in examples."""
     strategy = make(config.strategy_name, config.strategy_options)
-    if isinstance(strategy, Averaging | GossipFixed | GossipRandom):
-        return replace(strategy, every=examples_in(config, strategy.every))
-    return strategy
+    return strategy if config.model == FRAME_MODEL else strategy.in_chunks_of(config.network.chunk)

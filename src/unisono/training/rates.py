@@ -5,6 +5,7 @@ from __future__ import annotations
 from unisono.config import Config, OptimizerChoice, ScheduleChoice
 from unisono.errors import UserError
 from unisono.optim.schedules import Constant, Exponential, Power, Schedule, WarmUp
+from unisono.strategies.base import Momentum
 from unisono.strategies.registry import make
 
 
@@ -29,7 +30,7 @@ def rate_factor(config: Config, learners: int | None = None) -> float:
 def folds_momentum(config: Config) -> bool:
     """Whether momentum is given up for a larger rate, as the strategy asks."""
     strategy = make(config.strategy_name, config.strategy_options)
-    return bool(getattr(strategy, "folds_momentum", False)) and config.rate.scaled
+    return strategy.momentum is Momentum.FOLDED and config.rate.scaled
 
 
 def make_schedule(config: Config) -> Schedule:
