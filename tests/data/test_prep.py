@@ -103,7 +103,7 @@ def test_the_fingerprint_is_of_the_contents_alone(
 def test_verify_sees_one_changed_byte_that_open_does_not(prep: Prep, name: str) -> None:
     file = prep.path / f"{name}.npy"
     content = bytearray(file.read_bytes())
-    content[-1] ^= 1
+    content[-2] ^= 1  # the lower byte of the last state: another one, but a state
     file.write_bytes(content)
     changed = Prep.open(prep.path)
     assert "fingerprint" in refusal(changed.verify)
@@ -198,14 +198,14 @@ def test_a_write_that_fails_leaves_nothing(
 def test_the_document_lists_every_file_and_field(prep: Prep) -> None:
     text = DOCUMENT.read_text()
     for file in prep.path.iterdir():
-        assert f"| `{file.name}` `" in text
+        assert f"| `{file.name}` |" in text
     for name in ("prep.json", "utterances.json"):
         for field in json.loads((prep.path / name).read_text()):
-            assert f"``{field}``" in text
+            assert f"`{field}`" in text
 
 
 def test_the_example_in_the_document_runs(prep: Prep) -> None:
-    example = re.search(r"````python\n(.*?)````", DOCUMENT.read_text(), re.DOTALL)
+    example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert example is not None
     names: dict[str, object] = {"path": str(prep.path)}
     exec(example[1], names)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from mutations import damaged_audio, damaged_text
-from tones import write_tones
 
+from support.mutations import damaged_bytes, damaged_text
+from support.tones import write_tones
 from unisono.errors import UserError
 from unisono.speech.alignment.decision_tree import StateTying
 from unisono.speech.alignment.topology import Topology
@@ -101,7 +101,7 @@ def damage(whole: Path, folder: Path, seed: int) -> str:
     file = draw.choice([f for f in (*TEXTS, *SOUNDS) if (folder / f).exists()])
     data = (folder / file).read_bytes()
     for _ in range(draw.choice((1, 1, 1, 3))):
-        hurt = damaged_audio if file in SOUNDS else damaged_text
+        hurt = damaged_bytes if file in SOUNDS else damaged_text
         data = hurt(data, draw) if data else data
     (folder / file).write_bytes(data)
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from tones import RATE, write_tones
 
+from support.tones import RATE, write_tones
 from unisono.data import Part, Prep
 from unisono.errors import UserError
 from unisono.speech.alignment.topology import Topology

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ import torch
 from safetensors.torch import save
 
 pytest.importorskip("kaldifst", reason="the speech extra is not installed")
-sys.path.insert(0, str(Path(__file__).parents[1] / "speech"))
 
-from tones import write_tones
-
+from support.tones import write_tones
 from unisono.config import load
 from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError

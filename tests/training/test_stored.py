@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("kaldifst", reason="the speech extra is not installed")
-sys.path.insert(0, str(Path(__file__).parents[1] / "speech"))
 
-from tones import write_tones
-
+from support.tones import write_tones
 from unisono.config import load
 from unisono.data import Part, Prep
 from unisono.errors import UserError

@@ -6,15 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from tokenize import TokenError
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
+    Field,
     JsonValue,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
 )
@@ -26,6 +27,8 @@ FORMAT_VERSION = 1
 HEADER_FILE = "prep.json"
 TABLE_FILE = "utterances.json"
 _HASH_BYTES = 1 << 24
+# What numpy raises for a damaged file: it parses the header of an array as Python.
+_UNREADABLE = (OSError, ValueError, TypeError, OverflowError, MemoryError, SyntaxError, TokenError)
 
 
 class Header(BaseModel):
@@ -40,7 +43,7 @@ class Header(BaseModel):
     speakers: PositiveInt
     frame_type: Literal["float16", "float32"]
     state_type: Literal["int16", "int32"]
-    frame_shift_s: PositiveFloat | None
+    frame_shift_s: Annotated[float, Field(gt=0, le=60)] | None
     fingerprint: str
 
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -131,7 +134,7 @@ def map_array(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> NDAr
         raise broken(path, f"{file.name} is missing")
     try:
         array = np.lib.format.open_memmap(file, mode="r")
-    except (OSError, ValueError) as error:
+    except _UNREADABLE as error:
         raise broken(path, f"{file.name} is torn ({error})") from error
     if array.dtype != np.dtype(dtype) or array.shape != shape or not array.flags.c_contiguous:
         raise broken(
@@ -155,7 +158,7 @@ def _read_json(path: Path, name: str) -> Any:
         return json.loads((path / name).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise broken(path, f"{name} is missing") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise broken(path, f"{name} cannot be read ({error})") from error
 
 

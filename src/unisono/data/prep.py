@@ -62,7 +62,7 @@ class Prep:
 
     @classmethod
     def open(cls, path: Path) -> Prep:
-        """Opens a PREP; checks every header and length, and reads no frame.
+        """Opens a PREP; checks every header, length, table and state, and reads no frame.
 
         Raises:
             UserError: There is none at `path`, it lacks a file, a file is torn or does not fit
@@ -75,6 +75,7 @@ class Prep:
         small = {name: np.array(array) for name, array in mapped.items()}
         prep = cls(path=path, header=header, table=read_table(path), **large, **small)
         prep._check_tables()
+        prep._check_values()
         return prep
 
     @property
@@ -114,13 +115,30 @@ class Prep:
 
     def _check_tables(self) -> None:
         header, starts, table = self.header, self.starts, self.table
-        if starts[0] != 0 or starts[-1] != header.frames or (np.diff(starts) <= 0).any():
+        if starts[0] != 0 or starts[-1] != header.frames or (starts[1:] <= starts[:-1]).any():
             raise broken(self.path, "starts.npy does not rise from 0 to the number of frames")
         lengths = {len(table.id), len(table.speaker), len(table.part)}
         if lengths != {header.utterances} or len(table.speakers) != header.speakers:
             raise broken(self.path, f"{TABLE_FILE} has other lengths than {HEADER_FILE} says")
         if max(table.speaker) >= header.speakers:
             raise broken(self.path, f"{TABLE_FILE} names a speaker that has no row")
+        if len(set(table.id)) < len(table.id):
+            raise broken(self.path, f"{TABLE_FILE} has an utterance twice")
+
+    def _check_values(self) -> None:
+        """Checks the numbers that training would fail on, or silently diverge with."""
+        low, high = int(self.states.min()), int(self.states.max())
+        if low < 0 or high >= self.header.states:
+            raise broken(
+                self.path,
+                f"states.npy has states from {low} to {high}, and {HEADER_FILE} says "
+                f"0 to {self.header.states - 1}",
+            )
+        for name in ("priors", "speaker_mean", "speaker_std"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise broken(self.path, f"{name}.npy has numbers that are not finite")
+        if (self.speaker_std <= 0).any():
+            raise broken(self.path, "speaker_std.npy has standard deviations of zero or less")
 
 
 def write_prep(

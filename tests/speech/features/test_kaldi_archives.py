@@ -12,8 +12,8 @@ import pytest
 import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tones import write_tones
 
+from support.tones import write_tones
 from unisono.speech.features.extractors import fbank, mfcc, to_cepstra
 from unisono.speech.features.kaldi_archives import (
     BadArchiveError,

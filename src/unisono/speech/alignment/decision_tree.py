@@ -66,6 +66,19 @@ class StateTying:
         )
         return cls(trees=trees, states=topology.states)
 
+    def check(self, topology: Topology) -> None:
+        """Checks a tying that was read from a file.
+
+        Raises:
+            ValueError: It does not fit the phones, or leads to states that are none.
+        """
+        sizes = [topology.size(phone) for phone in range(len(topology.phones))]
+        if [len(trees) for trees in self.trees] != sizes:
+            raise ValueError("the tree does not fit the phones")
+        numbers = {leaf for trees in self.trees for tree in trees for leaf in leaves(tree)}
+        if numbers != set(range(self.states)):
+            raise ValueError(f"the tree's leaves are not the states 0 to {self.states - 1}")
+
     def context_independent(self, phone: int) -> bool:
         """Whether no question is asked about a phone's neighbours."""
         return all(isinstance(tree, int) for tree in self.trees[phone])

@@ -67,6 +67,25 @@ class GaussianMixtures:
     means: Floats
     variances: Floats
 
+    def check(self) -> None:
+        """Checks mixtures that were read from a file.
+
+        Raises:
+            ValueError: The arrays do not fit together, or are no Gaussians.
+        """
+        starts, count = self.starts, len(self.weights)
+        if starts.ndim != 1 or starts.dtype.kind != "i" or len(starts) < 2 or starts[0] != 0:
+            raise ValueError("the mixtures are not numbered")
+        if (starts[1:] <= starts[:-1]).any() or starts[-1] != count or self.weights.ndim != 1:
+            raise ValueError("the mixtures do not fit the Gaussians")
+        if self.means.shape != self.variances.shape or self.means.shape[:1] != (count,):
+            raise ValueError("means and variances do not fit together")
+        numbers = (self.weights, self.means, self.variances)
+        if self.means.ndim != 2 or not all(np.isfinite(array).all() for array in numbers):
+            raise ValueError("a Gaussian is not finite")
+        if (self.weights <= 0).any() or (self.variances <= 0).any():
+            raise ValueError("a Gaussian has a weight or variance of zero or less")
+
     @property
     def gaussians(self) -> int:
         """How many Gaussians there are."""

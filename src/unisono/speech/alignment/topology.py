@@ -61,6 +61,28 @@ class Topology:
         moves = np.stack([_silence() if q else _speech() for q in quiet])
         return cls(phones=tuple(phones), first=np.cumsum([0, *sizes]), moves=moves)
 
+    def check(self) -> None:
+        """Checks a topology that was read from a file.
+
+        Raises:
+            ValueError: Its parts do not fit together.
+        """
+        phones, first, moves = self.phones, self.first, self.moves
+        if not phones or phones[0] != SILENCE or len(set(phones)) < len(phones):
+            raise ValueError("the phones are not distinct names, silence first")
+        if first.shape != (len(phones) + 1,) or first.dtype.kind != "i" or first[0] != 0:
+            raise ValueError("the states of the phones are not numbered")
+        if not np.isin(first[1:] - first[:-1], (MIN_PHONE_FRAMES, _WIDEST)).all():
+            raise ValueError(f"a phone has neither {MIN_PHONE_FRAMES} nor {_WIDEST} states")
+        if moves.shape != (len(phones), _WIDEST, _WIDEST + 1) or moves.dtype.kind != "f":
+            raise ValueError("the transitions do not fit the phones")
+        if not ((moves >= 0) & (moves <= 1)).all():
+            raise ValueError("a transition has a probability outside 0 to 1")
+        for phone, size in enumerate((first[1:] - first[:-1]).tolist()):
+            inner = moves[phone, :size]
+            if (moves[phone, size:] > 0).any() or (inner[:, size:EXIT] > 0).any():
+                raise ValueError(f"the phone {phones[phone]!r} has transitions to no state")
+
     @property
     def states(self) -> int:
         """How many states there are."""

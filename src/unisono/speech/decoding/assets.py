@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from unisono.speech.alignment.topology import Topology
 from unisono.speech.alignment.trainer import GmmHmm
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.corpus.lexicon import Lexicon
+from unisono.speech.features.audio import HIGHEST_RATE, LOWEST_RATE
 from unisono.speech.features.extraction import (
     UtteranceFeatures,
     cepstral_cmvn_stats,
@@ -37,6 +41,12 @@ TUNING_SET_FILE = "heldout.npz"
 PRIORS_FILE = "priors.npy"
 """The file of a run with the log priors of the states, as its network has them."""
 _FORMAT_VERSION = 1
+# What damaged JSON and .npz files raise: numpy parses the header of an array as Python.
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError),
+    *(EOFError, RecursionError, NotImplementedError, RuntimeError, SyntaxError, TokenError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 # More utterances, or a quarter of an hour and more,
 # would hardly change the choice.
 _MAX_UTTERANCES = 200
@@ -58,6 +68,28 @@ class TuningSet:
     network: NDArray[np.float32]
     gaussian: NDArray[np.float32]
     words: list[tuple[str, ...]]
+
+    def check(self, network: int, gaussian: int) -> None:
+        """Checks that the parts fit together.
+
+        Args:
+            network: The dimension of the network's features.
+            gaussian: The dimension of the GMMs' features.
+
+        Raises:
+            ValueError: They do not.
+        """
+        starts = self.starts
+        if starts.shape != (len(self.words) + 1,) or starts.dtype.kind != "i" or starts[0] != 0:
+            raise ValueError(f"{TUNING_SET_FILE} does not fit the words of speech.json")
+        shapes = self.network.shape, self.gaussian.shape
+        if (starts[1:] <= starts[:-1]).any() or shapes != (
+            (starts[-1], network),
+            (starts[-1], gaussian),
+        ):
+            raise ValueError(f"{TUNING_SET_FILE} has arrays that do not fit together")
+        if not (np.isfinite(self.network).all() and np.isfinite(self.gaussian).all()):
+            raise ValueError(f"{TUNING_SET_FILE} has numbers that are not finite")
 
 
 def select_tuning_set(heldout: Sequence[tuple[Utterance, UtteranceFeatures]]) -> TuningSet | None:
@@ -185,7 +217,7 @@ class DecodingAssets:
                     gaussian=arrays["gaussian"].astype(np.float32),
                     words=[tuple(text.split()) for text in facts["words"]],
                 )
-            return cls(
+            assets = cls(
                 features=FeatureType(facts["features"]),
                 rate=int(facts["rate"]),
                 dimension=int(facts["dimension"]),
@@ -196,9 +228,33 @@ class DecodingAssets:
                 tuning_language_model=read_arpa(folder / "lm_tuning.arpa"),
                 tuning_set=tuning_set,
             )
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            reason = " ".join(str(error).split())
+            assets._check()
+            return assets
+        except _UNREADABLE as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{folder} is broken ({reason}): prepare it anew") from None
+
+    def _check(self) -> None:
+        """Checks that the parts fit together: what does not could crash the search.
+
+        Raises:
+            ValueError: They do not.
+        """
+        model = self.gmm_hmm
+        model.topology.check()
+        model.tying.check(model.topology)
+        model.mixtures.check()
+        if len(model.mixtures.starts) != model.tying.states + 1:
+            raise ValueError("gaussians.npz and tree.json have different numbers of states")
+        if not 0 < model.silence < 1:
+            raise ValueError(f"a probability of silence of {model.silence}")
+        missing = set(self.lexicon.phones) - set(model.topology.phones)
+        if missing:
+            raise ValueError(f"lexicon.txt has the phone {min(missing)!r}, which has no model")
+        if self.rate and not LOWEST_RATE <= self.rate <= HIGHEST_RATE:
+            raise ValueError(f"a sample rate of {self.rate} Hz")
+        if self.tuning_set is not None:
+            self.tuning_set.check(self.dimension, model.mixtures.means.shape[1])
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:

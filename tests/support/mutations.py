@@ -1,4 +1,4 @@
-"""Small damage to text and audio files, drawn by seed."""
+"""Small damage to text and binary files, drawn by seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def damaged_text(data: bytes, draw: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
-def damaged_audio(data: bytes, draw: random.Random) -> bytes:
+def damaged_bytes(data: bytes, draw: random.Random) -> bytes:
     """The file cut off, or other bits, bytes or numbers, most of them in the header."""
     broken = bytearray(data)
     kind = draw.randrange(5)
