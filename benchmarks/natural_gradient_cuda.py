@@ -210,8 +210,9 @@ class BoundedStep:
         factors = (self._bounds / lengths).clamp(max=1.0)
         total = torch.linalg.vector_norm(factors * lengths)
         rates = RATE * factors * (self._total / total).clamp(max=1.0)
+        not_finite = lengths.isfinite().all().logical_not().float()
         for layer, pair, rate in zip(self._layers, gradients, rates.float().unbind(), strict=True):
-            plain_sgd(layer, list(pair), rate, lengths.isfinite().all().logical_not().float())
+            plain_sgd(layer, list(pair), rate, not_finite)
 
 
 class Natural:

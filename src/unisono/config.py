@@ -284,7 +284,9 @@ class Config(ConfigTable):
     cluster: str = Field(
         default="", description="Ray cluster: auto or an address; empty: this machine"
     )
-    model: str = Field(default="dnn", description="the network: dnn, tdnn, lstm or blstm")
+    model: str = Field(
+        default="dnn", description="the network: dnn, tdnn, lstm, blstm, or one of another package"
+    )
     optimizer: OptimizerChoice = Field(
         default=OptimizerChoice.SGD, strict=False, description="the optimizer of each learner"
     )

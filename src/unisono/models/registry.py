@@ -77,7 +77,11 @@ _OURS: dict[str, Model] = {
         build=LSTM,
         takes=Takes.CHUNKS,
         description="LSTM layers with projection and a label delay",
-        options=_same("hidden", "dropout", "left", "projection") | {"right": "delay"},
+        options={
+            **_same("hidden", "dropout", "left"),
+            "right": "delay",
+            "projection": "projection",
+        },
     ),
     "blstm": Model(
         build=BLSTM,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from unisono.errors import UserError
-from unisono.models import build
+from unisono.models import Takes, build, find
 from unisono.runs.directory import RunDirectory
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.decoding.assets import ASSETS_FOLDER, PRIORS_FILE, DecodingAssets
@@ -26,7 +26,6 @@ from unisono.speech.features.extraction import (
     network_features,
 )
 from unisono.speech.worker_pool import WorkerPool
-from unisono.training.builders import FRAME_MODEL
 
 Frames = NDArray[np.float32]
 _LONGEST = 4096
@@ -59,7 +58,7 @@ class TrainedNetwork:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"the model of {run.path} is broken: {reason}") from None
-        self._one_by_one = name == FRAME_MODEL
+        self._one_by_one = find(name).takes is Takes.FRAMES
         left, right = (getattr(self._model, side, context) for side in ("left", "right"))
         self._left, self._right = int(left), int(right)
         self._model.eval()

@@ -11,12 +11,10 @@ from torch import nn
 from unisono.config import Config, ValidationChoice
 from unisono.data import ChunkSource, FrameSource, Part, Prep
 from unisono.errors import UserError
+from unisono.models import Takes, find
 from unisono.strategies.base import Strategy
 from unisono.strategies.registry import make
 from unisono.training.kaldi.recipe import dropout_of
-
-FRAME_MODEL = "dnn"
-"""The one that classifies frames one by one; the others take chunks."""
 
 
 def open_data(config: Config) -> Prep:
@@ -30,37 +28,40 @@ def open_data(config: Config) -> Prep:
 
 
 def shape_of(config: Config, prep: Prep) -> dict[str, Any]:
-    """Returns the options of the model's class, but for its seed."""
-    network, dimension = config.network, prep.header.dimension
+    """Returns the keywords of the model's `build`, but for its seed.
+
+    Raises:
+        UserError: The configuration asks for what the model does not have.
+    """
+    model, network = find(config.model), config.network
+    if network.batch_norm and "batch_norm" not in model.options.values():
+        raise UserError(f"network.batch_norm: model {config.model} has no batch normalisation")
+    unknown = [key for key in model.options.values() if key not in type(network).model_fields]
+    if unknown:
+        raise UserError(f"model {config.model}: [network] has no key {unknown[0]!r}")
+    options = {keyword: getattr(network, key) for keyword, key in model.options.items()}
     schedule = dropout_of(config)
-    shape: dict[str, Any] = {
-        "inputs": dimension,
-        "outputs": prep.header.states,
-        "hidden": network.hidden,
-        "dropout": network.dropout if schedule is None else schedule.most,
-    }
-    if config.model == "tdnn":
-        return {**shape, "steps": network.steps, "batch_norm": network.batch_norm}
-    if config.model in ("lstm", "blstm"):
-        if network.batch_norm:
-            raise UserError(f"network.batch_norm is for dnn and tdnn, not for {config.model}")
-        if config.model == "lstm":
-            sides = {"left": network.left, "right": network.delay}
-            return {**shape, **sides, "projection": network.projection}
-        sides = {"left": network.left, "right": network.right}
-        return {**shape, **sides, "bottleneck": network.bottleneck}
-    shape["inputs"] = (2 * network.context + 1) * dimension
-    return {**shape, "batch_norm": network.batch_norm}
+    if schedule is not None and "dropout" in options:
+        options["dropout"] = schedule.most
+    frames = 2 * network.context + 1 if model.takes is Takes.FRAMES else 1
+    header = prep.header
+    return {"inputs": frames * header.dimension, "outputs": header.states, **options}
 
 
 def source_of(
     config: Config, prep: Prep, part: Part, model: nn.Module, device: torch.device | None
 ) -> FrameSource | ChunkSource:
-    """Returns the examples that a model is trained on: frames with context, or chunks."""
+    """Returns the examples that a model is trained on: frames with context, or chunks.
+
+    Raises:
+        UserError: A model that takes chunks does not say what it needs around them.
+    """
     network = config.network
-    if config.model == FRAME_MODEL:
+    if find(config.model).takes is Takes.FRAMES:
         return FrameSource(prep, part, context=network.context, device=device)
-    left, right = int(model.left), int(model.right)  # type: ignore[arg-type]
+    left, right = (getattr(model, side, None) for side in ("left", "right"))
+    if not (isinstance(left, int) and isinstance(right, int)):
+        raise UserError(f"model {config.model} takes chunks, but has no attributes left and right")
     return ChunkSource(prep, part, chunk=network.chunk, left=left, right=right, device=device)
 
 
@@ -70,7 +71,7 @@ def examples_in(config: Config, frames: int) -> int:
     Keys of the configuration count frames, so that they mean the same for every model; an
     example of a chunk model has `network.chunk` of them.
     """
-    if config.model == FRAME_MODEL or frames == 0:
+    if frames == 0 or find(config.model).takes is Takes.FRAMES:
         return frames
     return max(1, frames // config.network.chunk)
 
@@ -78,4 +79,5 @@ def examples_in(config: Config, frames: int) -> int:
 def strategy_of(config: Config) -> Strategy:
     """Returns the strategy, its pace in examples."""
     strategy = make(config.strategy_name, config.strategy_options)
-    return strategy if config.model == FRAME_MODEL else strategy.in_chunks_of(config.network.chunk)
+    takes_frames = find(config.model).takes is Takes.FRAMES
+    return strategy if takes_frames else strategy.in_chunks_of(config.network.chunk)
