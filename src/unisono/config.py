@@ -271,7 +271,6 @@ class LinksConfig(ConfigTable):
         default="",
         description="interface or address to listen on; empty: the one on the way to the others",
     )
-    encrypt: bool = Field(default=False, description="let nobody else read what travels")
 
 
 class Config(ConfigTable):

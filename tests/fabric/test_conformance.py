@@ -20,11 +20,6 @@ SETUPS: dict[str, Setup] = {
     "processes": RealProcesses(),
     "processes on a network": RealProcesses(network=True),
 }
-NETWORKS = {
-    "plain": Threads(sockets=True, network=True),
-    "encrypted": Threads(sockets=True, network=True, encrypt=True),
-}
-
 
 HARNESSES = [name for name in SETUPS if name != "processes on a network"]
 """Set-ups that differ in how players are brought on and watched."""
@@ -51,10 +46,9 @@ def test_conforms_when_threads_switch_all_the_time(setup: str, case: Case) -> No
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_hectic")
-@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("case", cases([Ability.RETURN]), ids=lambda case: case.name)
-def test_conforms_on_a_network_when_threads_switch_all_the_time(case: Case, network: str) -> None:
-    NETWORKS[network].run(case)
+def test_conforms_on_a_network_when_threads_switch_all_the_time(case: Case) -> None:
+    Threads(sockets=True, network=True).run(case)
 
 
 @pytest.mark.parametrize("case", cases(Ability), ids=lambda case: case.name)

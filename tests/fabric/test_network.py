@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from unisono.fabric.network.tls import TlsSocket
 
 from support.intruders import Relay, rubbish
 from unisono.errors import UserError
@@ -37,7 +38,6 @@ from unisono.fabric.network.endpoints import (
 )
 from unisono.fabric.network.tcp_listener import NetworkSettings, token_of
 from unisono.fabric.network.tcp_socket import TcpSocket
-from unisono.fabric.network.tls import TlsSocket
 
 TOKEN = token_of(make_token())
 A, B = learner(0), learner(1)

@@ -9,11 +9,11 @@ import pytest
 
 from unisono.fabric import COORDINATOR, Cancelled, Member, TimedOut, learner
 from unisono.fabric.local.host import Host
-from unisono.fabric.network.auth import make_token
+from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.endpoints import SocketAddress
-from unisono.fabric.network.tcp_listener import NetworkSettings, token_of
+from unisono.fabric.network.tcp_listener import NetworkSettings
 
-TOKEN = token_of(make_token())
+CREDENTIALS = make_credentials()
 A, B = learner(0), learner(1)
 
 
@@ -26,7 +26,7 @@ def deaf() -> Iterator[SocketAddress]:
 
 def impatient_host(monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr("unisono.fabric.network.handshake.SHAKE_S", 0.1)
-    return Host(network=NetworkSettings(TOKEN, "127.0.0.1", patience=0.5))
+    return Host(network=NetworkSettings(CREDENTIALS, "127.0.0.1", patience=0.5))
 
 
 def test_a_learner_that_cannot_reach_another_says_so(

@@ -16,10 +16,10 @@ from typing import Any
 
 from unisono.config import load
 from unisono.data import Part, Prep
-from unisono.fabric.network.auth import make_token
+from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.endpoints import SocketAddress
 from unisono.launch.coordinator_main import ENDPOINT, JOURNAL, OUTCOME
-from unisono.learner.placement import COORDINATOR_AT, LEARNER, LEARNERS, TIMEOUT, TOKEN
+from unisono.learner.placement import COORDINATOR_AT, CREDENTIALS, LEARNER, LEARNERS, TIMEOUT
 from unisono.runs.directory import RunDirectory
 
 SETS = ["network.hidden=[64]", "validation.enabled=false", "checkpoint.every=1000000"]
@@ -62,7 +62,7 @@ class Across:
         self.folder = folder / "coordinator"
         self.folder.mkdir()
         self.learners: list[subprocess.Popen[bytes]] = []
-        self._token = {TOKEN: make_token()}
+        self._credentials = {CREDENTIALS: make_credentials()}
         self._count = learners
         self.coordinator = self.start_coordinator()
 
@@ -113,7 +113,7 @@ class Across:
     def _start(
         self, home: Home, command: list[str], told: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **self._token, **told, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **self._credentials, **told, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen([*home.inside, sys.executable, "-m", *command], env=environment)
 
 

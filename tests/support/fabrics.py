@@ -18,6 +18,7 @@ from support.conformance.stage import Ability, Case
 from support.processes import Parent, Processes
 from unisono.fabric import COORDINATOR, Address, Cancelled, Member, View
 from unisono.fabric.local.host import Host, LocalNode
+from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.endpoints import SocketAddress
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.fabric.simulated import kernel as simulation
@@ -54,19 +55,18 @@ class Homes:
     """
 
     directory: Path
-    network: bool = False
-    encrypt: bool = False
+    credentials: str = ""
+    """Of the network; without them there is none."""
 
     def endpoint(self, address: Address) -> str:
         """Where a player will listen."""
-        return str(self._place(address)) if self.network else f"unix:{self._path(address)}"
+        return str(self._place(address)) if self.credentials else f"unix:{self._path(address)}"
 
     def host(self, address: Address) -> Host:
         """The player's host, which listens."""
-        if not self.network:
+        if not self.credentials:
             return Host(self.directory, self._path(address).name)
-        token = hashlib.sha256(bytes(self.directory)).digest()
-        return Host(network=NetworkSettings(token, *self._place(address), self.encrypt))
+        return Host(network=NetworkSettings(self.credentials, *self._place(address)))
 
     def _path(self, address: Address) -> Path:
         return self.directory / f"{address}.sock"
@@ -133,16 +133,15 @@ class _SimulatedStage:
 class Threads:
     """Threads of this process: all nodes on one host without sockets, or each on its own with."""
 
-    def __init__(self, *, sockets: bool, network: bool = False, encrypt: bool = False) -> None:
+    def __init__(self, *, sockets: bool, network: bool = False) -> None:
         self._sockets = sockets or network
-        self._network = network
-        self._encrypt = encrypt
+        self._credentials = make_credentials() if network else ""
         self.abilities = frozenset([Ability.RETURN] if self._sockets else [])
 
     def run(self, case: Case) -> None:
         """Stages the case; who hangs is named with its stack."""
         with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-            homes = Homes(Path(folder), self._network, self._encrypt) if self._sockets else None
+            homes = Homes(Path(folder), self._credentials) if self._sockets else None
             play = _ThreadedPlay(case, homes)
             try:
                 play.run()
@@ -264,12 +263,12 @@ class RealProcesses:
     abilities = frozenset([Ability.PAUSE, Ability.RETURN])
 
     def __init__(self, *, network: bool = False) -> None:
-        self._network = network
+        self._credentials = make_credentials() if network else ""
 
     def run(self, case: Case) -> None:
         """Stages the case; ``ProcessesFailed`` says who failed, died or hung."""
         with Processes(LIMIT) as processes:
-            play = _ProcessesPlay(processes, case, Homes(processes.directory, self._network))
+            play = _ProcessesPlay(processes, case, Homes(processes.directory, self._credentials))
             for address in case.players:
                 play.start(address)
             processes.wait()

@@ -17,6 +17,9 @@ CREDIT = 8
 BODY_LIMIT = 128 * 1024
 """Bytes of one message's body on the wire; what is larger belongs into a vector."""
 
+VECTOR_LIMIT = 1 << 30
+"""Bytes of the longest vector that is accepted where nobody has set another limit."""
+
 Body = Mapping[str, Any]
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 T = TypeVar("T")
@@ -187,6 +190,10 @@ class Fabric(Protocol):
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work``; in simulation it takes ``cost`` seconds."""
+        ...
+
+    def limit_vectors(self, nbytes: int) -> None:
+        """From now on, whoever sends a longer vector to this node ends its own session."""
         ...
 
     def keep_random_state(self) -> None:

@@ -17,8 +17,8 @@ from unisono.errors import UserError
 from unisono.fabric import COORDINATOR
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.endpoints import SocketAddress, tcp_place
-from unisono.fabric.network.tcp_listener import NetworkSettings, token_of
-from unisono.learner.placement import COORDINATOR_SOCKET, TOKEN, commit_checkpoint, encrypts
+from unisono.fabric.network.tcp_listener import NetworkSettings
+from unisono.learner.placement import COORDINATOR_SOCKET, CREDENTIALS, commit_checkpoint
 from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event
 
@@ -69,6 +69,7 @@ def coordinate(
     """Serves one run to its end; goes on from the journal in the directory if there is one."""
     events = None if metrics is None else Events(metrics)
     node = host.node(COORDINATOR)
+    node.limit_vectors(0)
     service = Service(
         node,
         FileJournal(directory / JOURNAL),
@@ -103,8 +104,7 @@ def host_in(directory: Path, address: str) -> Host:
         write_atomically(noted, host.endpoint.encode())
         return host
     place = tcp_place(noted.read_text()) if noted.is_file() else SocketAddress(address, 0)
-    token = token_of(os.environ.get(TOKEN, ""))
-    network = NetworkSettings(token, place.address, place.port, encrypts())
+    network = NetworkSettings(os.environ.get(CREDENTIALS, ""), place.address, place.port)
     host = Host(directory, COORDINATOR_SOCKET, network=network)
     write_atomically(noted, host.endpoint.encode())
     return host

@@ -10,7 +10,7 @@ from typing import Any
 from unisono.errors import UserError
 from unisono.fabric import Address, Member, TimedOut
 from unisono.fabric.local.host import Host
-from unisono.fabric.network.auth import make_token
+from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.link_probe import LinkMeasurement, echo, probe, wall_clock
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.launch.doctor import Finding, Pair, Severity, judge, judge_company
@@ -25,8 +25,8 @@ _LIMIT_S = 120.0
 class Examiner:
     """On one machine of the cluster, as an actor."""
 
-    def __init__(self, number: int, head: str, token: str) -> None:
-        network = NetworkSettings.towards(f"tcp:{head}:1", token)
+    def __init__(self, number: int, head: str, credentials: str) -> None:
+        network = NetworkSettings.towards(f"tcp:{head}:1", credentials)
         self._interface = network.describe()
         self._host = Host(network=network)
         node = self._node = self._host.node(Address("doctor", number))
@@ -57,8 +57,8 @@ def examine_cluster(address: str) -> list[Finding]:
     """Every machine of a cluster, and the links between them."""
     with entered(address) as ray:
         nodes = living_nodes(ray)
-        token = make_token()
-        actors = [_start(ray, number, node, token) for number, node in enumerate(nodes)]
+        credentials = make_credentials()
+        actors = [_start(ray, number, node, credentials) for number, node in enumerate(nodes)]
         looks = [_get(ray, node, a.look.remote()) for node, a in zip(nodes, actors, strict=True)]
         names = _names([machine.host for machine, _, _ in looks])
         endpoints = [endpoint for _, _, endpoint in looks]
@@ -87,10 +87,10 @@ def pairs_of(count: int) -> list[tuple[int, int]]:
     return [(number, (number + 1) % count) for number in range(count)]
 
 
-def _start(ray: Any, number: int, node: Node, token: str) -> Any:
+def _start(ray: Any, number: int, node: Node, credentials: str) -> Any:
     place = {NODE_LABEL: node.id}
     actor = ray.remote(Examiner).options(num_cpus=0, label_selector=place)
-    return actor.remote(number, ray.util.get_node_ip_address(), token)
+    return actor.remote(number, ray.util.get_node_ip_address(), credentials)
 
 
 def _get(ray: Any, node: Node, reference: Any) -> Any:

@@ -13,17 +13,17 @@ from typing import Any
 
 from unisono.config import LinksConfig
 from unisono.errors import UserError
-from unisono.fabric.network.auth import make_token
+from unisono.fabric.network.auth import make_credentials
 from unisono.launch.learner_job import LearnerJob
 from unisono.launch.local import GRACE_S, Outcome
 from unisono.launch.ray_actors import CoordinatorActor, LearnerActor, Report, ReportKind, folders_of
 from unisono.launch.ray_engine import NODE_LABEL, living_nodes
 from unisono.learner.placement import (
     COORDINATOR_AT,
+    CREDENTIALS,
     LEARNER,
     LEARNERS,
     TIMEOUT,
-    TOKEN,
     link_environment,
 )
 
@@ -80,7 +80,7 @@ class ClusterRun:
     def run(self) -> Outcome:
         """Runs to the end."""
         self._directory = Path(tempfile.mkdtemp(prefix="unisono-"))
-        self._told = {TOKEN: make_token(), **link_environment(self.links)}
+        self._told = {CREDENTIALS: make_credentials(), **link_environment(self.links)}
         self._coordinator = self._start_coordinator()
         try:
             self._endpoint = self._find_coordinator()

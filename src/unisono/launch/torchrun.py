@@ -2,7 +2,7 @@
 
 Their number is fixed: torchrun ends all of a machine's processes when one of them dies, so one
 death ends the run, and ``--resume`` goes on. Rank 0 holds the coordinator, in a process of its own.
-Where that is, and the run's token, the others learn through torchrun's store.
+Where that is, and the run's credentials, the others learn through torchrun's store.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from unisono.config import Config
 from unisono.coordinator.client import Abandoned
 from unisono.errors import UserError
 from unisono.fabric.local.child_processes import ChildProcesses
-from unisono.fabric.network.auth import make_token
+from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.endpoints import SocketAddress, address_of, resolve, route_to
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.launch.coordinator_main import ENDPOINT, OUTCOME
 from unisono.learner.placement import (
+    CREDENTIALS,
     INTERFACE,
-    TOKEN,
     LaunchedProcess,
     at_placement,
     link_environment,
@@ -103,12 +103,12 @@ def _lead(
         raise
     children = ChildProcesses()
     try:
-        token = os.environ.get(TOKEN) or make_token()
+        secret = os.environ.get(CREDENTIALS) or make_credentials()
         address = "" if rank.one_machine else meeting.address()
-        coordinator = _start_coordinator(children, folder, run, config, address, token)
+        coordinator = _start_coordinator(children, folder, run, config, address, secret)
         if address:
             print(f"coordinator is at {coordinator.split()[0]}", file=sys.stderr, flush=True)
-        plan = {"coordinator": coordinator, "token": token, "run": str(run.path.resolve())}
+        plan = {"coordinator": coordinator, "credentials": secret, "run": str(run.path.resolve())}
         meeting.tell(plan)
         try:
             _follow(rank, plan, config, folder, resume)
@@ -125,10 +125,7 @@ def _follow(rank: Rank, plan: dict[str, str], config: Config, folder: Path, resu
     network = None
     if not rank.one_machine:
         interface = os.environ.get(INTERFACE) or config.links.interface
-        encrypt = config.links.encrypt
-        network = NetworkSettings.towards(
-            plan["coordinator"], plan["token"], interface, encrypt=encrypt
-        )
+        network = NetworkSettings.towards(plan["coordinator"], plan["credentials"], interface)
     placement = LaunchedProcess(
         folder,
         rank.number,
@@ -153,7 +150,7 @@ def _start_coordinator(
     run: RunDirectory,
     config: Config,
     address: str,
-    token: str,
+    secret: str,
 ) -> str:
     """Starts it; where it is reached."""
     command = [sys.executable, "-m", "unisono.launch.coordinator_main", str(folder), "--fixed"]
@@ -161,7 +158,7 @@ def _start_coordinator(
     command += ["--metrics", str(run.metrics)]
     if address:
         command += ["--address", address]
-    told = {TOKEN: token, **link_environment(config.links), "OMP_NUM_THREADS": "1"}
+    told = {CREDENTIALS: secret, **link_environment(config.links), "OMP_NUM_THREADS": "1"}
     children.start(_COORDINATOR, command, told)
     noted = folder / ENDPOINT
     while not noted.is_file():

@@ -30,6 +30,9 @@ from unisono.learner.task import Task
 from unisono.strategies.base import StateBundle, Strategy, describe
 from unisono.strategies.registry import make
 
+_STATE, _SPARE = 16, 1 << 26
+"""The longest vector that others may send: of the optimizer's state, by the model's size."""
+
 
 class Learner:
     """One learner of a run, around your own model, optimizer and loop.
@@ -310,6 +313,7 @@ class Learner:
         )
 
     def _make_session(self, fabric: Fabric, task: Task[Any]) -> Session[Any]:
+        fabric.limit_vectors(_STATE * self._storage.nbytes + _SPARE)
         return Session(
             fabric,
             self.strategy,

@@ -25,24 +25,16 @@ LEARNER = "UNISONO_LEARNER"
 LEARNERS = "UNISONO_LEARNERS"
 TIMEOUT = "UNISONO_TIMEOUT"
 COORDINATOR_AT = "UNISONO_COORDINATOR"
-TOKEN = "UNISONO_TOKEN"
+CREDENTIALS = "UNISONO_CREDENTIALS"
 INTERFACE = "UNISONO_INTERFACE"
-ENCRYPT = "UNISONO_ENCRYPT"
 COORDINATOR_SOCKET = "coordinator.sock"
-_YES = "1"
 _NEVER_S = 1e7
 """Alone nobody is presumed dead: a process that is stopped stops its coordinator, too."""
 
 
 def link_environment(links: LinksConfig) -> dict[str, str]:
     """What a process on another machine is told of its links, as environment variables."""
-    told = {ENCRYPT: _YES} if links.encrypt else {}
-    return told | ({INTERFACE: links.interface} if links.interface else {})
-
-
-def encrypts() -> bool:
-    """Whether this process was told to encrypt."""
-    return os.environ.get(ENCRYPT) == _YES
+    return {INTERFACE: links.interface} if links.interface else {}
 
 
 def commit_checkpoint(body: dict[str, Any]) -> None:
@@ -142,10 +134,7 @@ class LaunchedProcess:
         network, coordinator = None, given.get(COORDINATOR_AT, "")
         if coordinator:
             network = NetworkSettings.towards(
-                coordinator,
-                given.get(TOKEN, ""),
-                given.get(INTERFACE, ""),
-                encrypt=encrypts(),
+                coordinator, given.get(CREDENTIALS, ""), given.get(INTERFACE, "")
             )
         return cls(
             Path(given[DIRECTORY]) if DIRECTORY in given else None,

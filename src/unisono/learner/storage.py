@@ -55,6 +55,12 @@ class ModelStorage:
         """What is shared: parameters, then floating-point buffers."""
         return [*self.parameters, *(buffer for _, buffer in self._buffers())]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model's vector."""
+        tensors = self.tensors
+        return sum(t.numel() for t in tensors) * _dtype(tensors).itemsize
+
     def fingerprint(self) -> str:
         """Of names, shapes and the vector's type: the learners' models must be alike."""
         named = [*self._model.named_parameters(), *self._buffers()]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from unisono.fabric.api import CREDIT, Full
+from unisono.fabric.frames import ProtocolError
 
 _BATCH = CREDIT // 2
 
@@ -34,6 +35,8 @@ class SendCredits:
     def give(self, port: str, count: int) -> None:
         """Takes credits back from the receiver."""
         with self._changed:
+            if count > self._used.get(port, 0):
+                raise ProtocolError(f"more credit for port {port[:40]!r} than was used")
             self._used[port] -= count
             self._changed.notify_all()
 
@@ -55,6 +58,8 @@ class CreditReturns:
     def arrive(self, port: str) -> int:
         """A message has come; how many credits are to be given back now."""
         with self._lock:
+            if self._open.get(port, 0) == CREDIT:
+                raise ProtocolError(f"more than {CREDIT} unconsumed messages at port {port[:40]!r}")
             self._open[port] = self._open.get(port, 0) + 1
             return self._due(port, at_once=False)
 

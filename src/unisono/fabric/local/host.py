@@ -11,8 +11,8 @@ from pathlib import Path
 
 from unisono.errors import UserError
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.api import Member, Message, Traffic
-from unisono.fabric.local.links import Link, UnixLink, UnixReceiver
+from unisono.fabric.api import Member, Traffic
+from unisono.fabric.local.links import Inbox, Link, UnixLink, UnixReceiver
 from unisono.fabric.local.node import LocalNode
 from unisono.fabric.local.reactor import Reactor
 from unisono.fabric.local.shared_memory import SlotPool
@@ -195,9 +195,9 @@ class Host:
                 UnixReceiver(sock, self.reactor, self._greeted, self._receiver_ended)
             )
 
-    def _greeted(self, sender: Address, receiver: Address) -> Callable[[str, Message], None] | None:
+    def _greeted(self, sender: Address, receiver: Address) -> Inbox | None:
         node = self._nodes.get(receiver)
-        return None if node is None or node.is_gone(sender) else node.deliver
+        return None if node is None or node.is_gone(sender) else node
 
     def _fail(self, error: BaseException) -> None:
         """The reactor has met a bug: nobody here may wait for what will not come."""
@@ -210,7 +210,7 @@ class Host:
         if receiver.receiver is not None and receiver.sender is not None:
             self._tell_lost(receiver.receiver, receiver.sender)
 
-    def _unreachable(self, sender: Address, to: Member) -> bool:
+    def _unreachable(self, sender: Address, to: Member, reason: str) -> bool:
         """A member cannot be reached that nobody has declared dead; whether to wait no longer.
 
         A learner that does not reach the coordinator either may be cut off itself, and waits.
@@ -223,8 +223,9 @@ class Host:
         else:
             node.cancel(
                 UserError(
-                    f"{sender.name} cannot reach {to.address.name} at {to.endpoint}, and both "
-                    "reach the coordinator: is there a firewall between them? Go on with --resume"
+                    f"{sender.name} cannot reach {to.address.name} at {to.endpoint} ({reason}), "
+                    "and both reach the coordinator: is there a firewall between them? "
+                    "Go on with --resume"
                 )
             )
         return True

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from unisono.fabric.address import Address
 from unisono.fabric.api import Message
+from unisono.fabric.frames import (
+    LOCAL_GREETING,
+    LOCAL_MESSAGE,
+    LOCAL_RECEIPT,
+    LocalData,
+    LocalGreeting,
+    LocalReceipt,
+    ProtocolError,
+    dtype_of,
+    read,
+)
 from unisono.fabric.local.credits import CreditReturns, SendCredits
 from unisono.fabric.local.packets import PacketSocket
 from unisono.fabric.local.reactor import Reactor
@@ -39,6 +49,19 @@ class Link(Protocol):
 
     def join(self, patience: float) -> None:
         """Waits for the end; ends the connection anyway when that takes too long."""
+        ...
+
+
+class Inbox(Protocol):
+    """Where the messages of a connection go."""
+
+    @property
+    def vector_limit(self) -> int:
+        """Bytes of the longest vector that is accepted."""
+        ...
+
+    def deliver(self, port: str, message: Message) -> None:
+        """A message has come."""
         ...
 
 
@@ -102,6 +125,7 @@ class UnixLink:
         self._closed = threading.Event()
         self._reactor = reactor
         self._packets = PacketSocket(sock, reactor, self._packet, self._end)
+        self._packets.peer = Address.parse(greeting["to"]).name
         self._packets.write(json.dumps(greeting).encode(), [])
         reactor.call(self._packets.start)
 
@@ -125,8 +149,10 @@ class UnixLink:
             fds = [] if slot.number in self._known else [slot.fd]
             self._known = self._known - stale | {slot.number}
             self._lent[slot.number] = slot
-            place = [slot.number, len(vector), kind, slot.size, *stale]
-            self._packets.write(head + b',"v":' + json.dumps(place).encode() + b"}", fds)
+            place = json.dumps([slot.number, len(vector), kind]).encode()
+            if stale:
+                head += b',"stale":' + json.dumps(list(stale)).encode()
+            self._packets.write(head + b',"v":' + place + b"}", fds)
 
     def drop(self) -> None:
         """Ends the connection at once."""
@@ -141,14 +167,15 @@ class UnixLink:
         if not self._closed.wait(patience):
             self._reactor.run(self._packets.end)
 
-    def _packet(self, packet: dict[str, Any], fds: list[int]) -> None:
-        if "p" not in packet:
+    def _packet(self, data: bytes, fds: list[int]) -> None:
+        receipt = read(data, LOCAL_RECEIPT)
+        if receipt.p is None:
             self._on_ready(self)
             return
-        slot = self._lent.pop(packet["slot"], None) if "slot" in packet else None
+        slot = None if receipt.slot is None else self._lent.pop(receipt.slot, None)
         if slot is not None:
             self._slots.give(slot)
-        self._credits.give(packet["p"], packet["n"])
+        self._credits.give(receipt.p, receipt.n)
 
     def _end(self) -> None:
         with self._order:
@@ -171,13 +198,13 @@ class UnixReceiver:
         self,
         sock: socket.socket,
         reactor: Reactor,
-        on_greeting: Callable[[Address, Address], Callable[[str, Message], None] | None],
+        on_greeting: Callable[[Address, Address], Inbox | None],
         on_end: Callable[[UnixReceiver], None],
     ) -> None:
         self.sender: Address | None = None
         self.receiver: Address | None = None
         self._on_greeting = on_greeting
-        self._deliver: Callable[[str, Message], None] | None = None
+        self._inbox: Inbox | None = None
         self._memory: dict[int, torch.Tensor] = {}
         self._tally = CreditReturns()
         self._on_end = on_end
@@ -192,30 +219,37 @@ class UnixReceiver:
         """Closes."""
         self._packets.end()
 
-    def _packet(self, packet: dict[str, Any], fds: list[int]) -> None:
-        if self._deliver is None:
-            self._greet(packet)
+    def _packet(self, data: bytes, fds: list[int]) -> None:
+        if self._inbox is None:
+            self._greet(read(data, LOCAL_GREETING))
             return
         assert self.sender is not None
-        port = packet["p"]
-        vector, slot = None, None
-        if "v" in packet:
-            slot, count, kind, size, *stale = packet["v"]
-            for number in stale:
-                self._memory.pop(number, None)
-            if fds:
-                self._memory[slot] = map_memory(fds[0], size)
-                os.close(fds[0])
-            vector = as_vector(self._memory[slot], count, getattr(torch, kind))
+        message = read(data, LOCAL_MESSAGE)
+        for number in message.stale:
+            self._memory.pop(number, None)
+        vector = self._vector(message, fds, self._inbox.vector_limit)
+        port, slot = message.p, None if message.v is None else message.v[0]
         self._credit(port, self._tally.arrive(port), None)
         release = lambda: self._release(port, slot)  # noqa: E731
-        self._deliver(port, Message(self.sender, packet["b"], vector, release))
+        self._inbox.deliver(port, Message(self.sender, message.b, vector, release))
 
-    def _greet(self, packet: dict[str, Any]) -> None:
-        self.sender = Address.parse(packet["from"])
-        self.receiver = Address.parse(packet["to"])
-        self._deliver = self._on_greeting(self.sender, self.receiver)
-        if self._deliver is None:
+    def _vector(self, message: LocalData, fds: list[int], limit: int) -> TensorVector | None:
+        if message.v is None:
+            return None
+        slot, count, kind = message.v
+        if fds:
+            self._memory[slot] = map_memory(fds[0])
+        dtype, memory = dtype_of(kind), self._memory.get(slot)
+        size = count * dtype.itemsize
+        if memory is None or size > min(limit, memory.numel()):
+            raise ProtocolError(f"a vector of {size} bytes, more than are there or accepted")
+        return as_vector(memory, count, dtype)
+
+    def _greet(self, greeting: LocalGreeting) -> None:
+        self.sender, self.receiver = greeting.sender, greeting.receiver
+        self._packets.peer = self.sender.name
+        self._inbox = self._on_greeting(self.sender, self.receiver)
+        if self._inbox is None:
             self.end()
         else:
             self._packets.write(b"{}", [])
@@ -225,10 +259,8 @@ class UnixReceiver:
 
     def _credit(self, port: str, count: int, slot: int | None) -> None:
         if count:
-            packet: dict[str, Any] = {"p": port, "n": count}
-            if slot is not None:
-                packet["slot"] = slot
-            self._packets.write(json.dumps(packet).encode(), [])
+            receipt = LocalReceipt(p=port, n=count, slot=slot)
+            self._packets.write(receipt.model_dump_json().encode(), [])
 
     def _end(self) -> None:
         self._memory.clear()

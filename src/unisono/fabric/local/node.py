@@ -8,7 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.api import Body, Cancelled, Gone, Member, Message, Traffic, View, encode
+from unisono.fabric.api import (
+    VECTOR_LIMIT,
+    Body,
+    Cancelled,
+    Gone,
+    Member,
+    Message,
+    Traffic,
+    View,
+    encode,
+)
 from unisono.fabric.blocking import check_may_block
 from unisono.fabric.local.links import InProcessLink, Link
 from unisono.fabric.local.ports import Port
@@ -46,6 +56,7 @@ class LocalNode:
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self.traffic: dict[Address, Traffic] = {}
+        self.vector_limit = VECTOR_LIMIT
 
     @property
     def address(self) -> Address:
@@ -220,6 +231,10 @@ class LocalNode:
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work``."""
         return work()
+
+    def limit_vectors(self, nbytes: int) -> None:
+        """Accepts no longer vectors; see ``Fabric.limit_vectors``."""
+        self.vector_limit = nbytes
 
     def keep_random_state(self) -> None:
         """Nothing to do: a process that is one learner has its generators for itself."""

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import array
 import errno
-import json
+import logging
+import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
+from unisono.fabric.frames import ProtocolError
 from unisono.fabric.local.reactor import Reactor
 
 _LOST = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF, errno.ECONNREFUSED)
 _SEND_BUFFER = 512 * 1024
+_log = logging.getLogger(__name__)
 _ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 
 
 class PacketSocket:
     """A socket that keeps packet borders; what its buffer does not take waits here.
 
-    A packet is an object of JSON, and perhaps some descriptors, which ``on_packet`` owns then.
+    A packet is bytes, and perhaps some descriptors, which are closed after ``on_packet``. That one
+    raises ``ProtocolError`` for what it does not understand; this ends the connection.
     """
 
     def __init__(
         self,
         sock: socket.socket,
         reactor: Reactor,
-        on_packet: Callable[[dict[str, Any], list[int]], None],
+        on_packet: Callable[[bytes, list[int]], None],
         on_end: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
@@ -37,6 +40,7 @@ class PacketSocket:
         self._reactor = reactor
         self._on_packet = on_packet
         self._on_end = on_end
+        self.peer = "a process"
         self._lock = threading.Lock()
         self._backlog: deque[tuple[bytes, list[int]]] = deque()
         self._finishing = False
@@ -76,7 +80,17 @@ class PacketSocket:
             if size == 0:
                 self.end()
                 return
-            self._on_packet(json.loads(scratch[:size]), _descriptors(extra))
+            self._take(bytes(scratch[:size]), _descriptors(extra))
+
+    def _take(self, data: bytes, fds: list[int]) -> None:
+        try:
+            self._on_packet(data, fds)
+        except ProtocolError as error:
+            _log.warning("session with %s ended, a frame is malformed: %s", self.peer, error)
+            self.end()
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def finish(self) -> None:
         """Ends when everything is written; reactor's thread only."""

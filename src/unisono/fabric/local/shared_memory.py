@@ -25,7 +25,7 @@ class Slot:
         self.size = size
         self.fd = os.memfd_create("unisono", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, size)
-        self._memory = map_memory(self.fd, size)
+        self._memory = map_memory(self.fd)
 
     def fill(self, vector: TensorVector) -> None:
         """Copies the vector's values in."""
@@ -37,11 +37,12 @@ class Slot:
         del self._memory
 
 
-def map_memory(fd: int, size: int) -> torch.Tensor:
+def map_memory(fd: int) -> torch.Tensor:
     """The bytes behind a descriptor, which may be closed then; unmapped with the last tensor.
 
     Through its name, because an ``mmap`` object would keep a descriptor of its own.
     """
+    size = os.fstat(fd).st_size
     return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=size, dtype=torch.uint8)
 
 

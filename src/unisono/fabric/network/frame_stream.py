@@ -2,60 +2,66 @@
 
 A frame is a head (JSON) and perhaps a payload (a vector's bytes):
 
-    length of head, u32 | length of payload, u64 | head | tag
-    piece of the payload | tag                              (as often as needed)
+    length of head, u32 | length of payload, u64 | head | payload
 
-little-endian; each tag is for all bytes since the one before (see ``seal``).
+little-endian.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from unisono.fabric.api import BODY_LIMIT
+from unisono.fabric.frames import ProtocolError
 from unisono.fabric.local.reactor import Reactor
-from unisono.fabric.network.auth import Forged, Seal
 from unisono.fabric.network.buffer_pool import BufferPool, as_bytes
 from unisono.fabric.network.tcp_socket import TcpSocket
 
-PIECE = 1024 * 1024
-"""Bytes of a payload that travel under one tag."""
 HEAD_LIMIT = BODY_LIMIT + 4096
-_LENGTHS = struct.Struct("<IQ")
-_ROOM = _LENGTHS.size + HEAD_LIMIT + Seal.size
+LENGTHS = struct.Struct("<IQ")
+_ROOM = LENGTHS.size + HEAD_LIMIT
 _SHORT = 32 * 1024
 _TURN = 16 * 1024 * 1024
 """Bytes that one connection may bring in before the others have their turn."""
 
-OnFrame = Callable[[bytes, torch.Tensor | None], None]
+OnFrame = Callable[[bytes, torch.Tensor | None, int], None]
+"""Gets the head, the memory that begins with the payload, and the payload's length."""
+_log = logging.getLogger(__name__)
 
 
 class FrameStream:
-    """One connection. ``on_frame`` owns the payload's memory; ``on_end`` is told once."""
+    """One connection. ``on_frame`` owns the payload's memory; ``on_end`` is told once.
+
+    ``on_frame`` raises ``ProtocolError`` for what it does not understand; this ends the connection,
+    and so does a frame that is too long.
+    """
 
     def __init__(
         self,
         wire: TcpSocket,
         reactor: Reactor,
         buffers: BufferPool,
-        seals: tuple[Seal, Seal],
         on_frame: OnFrame,
         on_end: Callable[[], None],
     ) -> None:
         self._wire = wire
         self._reactor = reactor
         self._buffers = buffers
-        self._out, self._in = seals
         self.on_frame = on_frame
         self.on_end = on_end
+        self.peer = "a member"
+        self.payload_limit: Callable[[], int] = lambda: 0
+        """Bytes of a payload; no memory is taken for more."""
+        self.failure: Exception | None = None
+        """What ended the connection, if it did not simply end."""
         self._lock = threading.Lock()
-        self._backlog: deque[Iterator[memoryview]] = deque()
-        self._chunk = memoryview(b"")
+        self._backlog: deque[memoryview] = deque()
         self._finishing = False
         self._ended = False
         self._room = bytearray(_ROOM)
@@ -63,7 +69,7 @@ class FrameStream:
         self._head = b""
         self._payload: memoryview | None = None
         self._memory: torch.Tensor | None = None
-        self._filled = self._checked = 0
+        self._filled = 0
 
     def start(self) -> None:
         """Begins to read; reactor's thread only."""
@@ -75,11 +81,18 @@ class FrameStream:
 
         The payload must not change until the other side has said that it has it.
         """
+        size = 0 if payload is None else len(payload)
+        start = LENGTHS.pack(len(head), size) + head
         with self._lock:
             if self._ended:
                 return
-            idle = not (self._backlog or self._chunk)
-            self._backlog.append(self._chunks(head, payload))
+            idle = not self._backlog
+            if payload is None:
+                self._backlog.append(memoryview(start))
+            elif size <= _SHORT:
+                self._backlog.append(memoryview(start + payload))
+            else:
+                self._backlog += (memoryview(start), payload)
             if idle and not self._push():
                 self._reactor.call(self._want_write)
 
@@ -91,7 +104,7 @@ class FrameStream:
     def finish(self) -> None:
         """Ends when everything is written; reactor's thread only."""
         self._finishing = True
-        if not (self._backlog or self._chunk):
+        if not self._backlog:
             self.end()
 
     def end(self) -> None:
@@ -101,7 +114,6 @@ class FrameStream:
                 return
             self._ended = True
             self._backlog.clear()
-            self._chunk = memoryview(b"")
         self._reactor.forget(self._wire.sock)
         self._wire.close()
         self._payload = self._memory = None
@@ -109,38 +121,18 @@ class FrameStream:
 
     # Writing.
 
-    def _chunks(self, head: bytes, payload: memoryview | None) -> Iterator[memoryview]:
-        """The bytes of a frame; the tags are made when their turn comes."""
-        size = 0 if payload is None else len(payload)
-        frame = _LENGTHS.pack(len(head), size) + head
-        start = frame + self._out.tag(frame)
-        if payload is None:
-            yield memoryview(start)
-        elif size <= _SHORT:
-            yield memoryview(start + payload + (self._out.tag(payload) if size else b""))
-        else:
-            yield memoryview(start)
-            for place in range(0, size, PIECE):
-                piece = payload[place : place + PIECE]
-                tag = self._out.tag(piece)
-                yield piece
-                yield memoryview(tag)
-
     def _push(self) -> bool:
         """Writes as much as goes; whether that was all. Under the lock."""
-        while True:
-            while not self._chunk:
-                if not self._backlog:
-                    return True
-                chunk = next(self._backlog[0], None)
-                if chunk is None:
-                    self._backlog.popleft()
-                else:
-                    self._chunk = chunk
-            sent = self._wire.send(self._chunk)
+        while self._backlog:
+            sent = self._wire.send(self._backlog[0])
             if sent is None:
                 return False
-            self._chunk = self._chunk[sent:]
+            rest = self._backlog[0][sent:]
+            if rest:
+                self._backlog[0] = rest
+            else:
+                self._backlog.popleft()
+        return True
 
     def _want_write(self) -> None:
         if not self._ended:
@@ -171,28 +163,32 @@ class FrameStream:
     def _take_in(self) -> int:
         """Reads once; how many bytes came."""
         payload = self._payload
-        if payload is not None and self._filled < min(self._checked + PIECE, len(payload)):
-            stop = min(self._checked + PIECE, len(payload))
-            count = self._wire.receive_into(payload[self._filled : stop])
-            direct = True
-        else:
+        if payload is None:
             self._make_room()
             count = self._wire.receive_into(memoryview(self._room)[self._stop :])
-            direct = False
+        else:
+            count = self._wire.receive_into(payload[self._filled :])
         if count is None:
             self._wire.expect(0 if payload is None else len(payload) - self._filled)
             return 0
         if count == 0:
+            self.failure = self._wire.error
             self.end()
             return 0
-        if direct:
-            self._filled += count
-        else:
+        if payload is None:
             self._stop += count
+        else:
+            self._filled += count
         try:
-            while self._parse():
+            while not self._ended and self._parse():
                 pass
-        except Forged:
+        except ProtocolError as error:
+            _log.warning(
+                "session with %s ended, a frame is malformed: %s",
+                self.peer,
+                error,
+            )
+            self.failure = error
             self.end()
         return count
 
@@ -204,47 +200,39 @@ class FrameStream:
 
     def _parse(self) -> bool:
         """Goes one step on with what was read; False: more is needed."""
-        if self._ended:
-            return False
-        return self._parse_head() if self._payload is None else self._parse_piece()
+        return self._parse_head() if self._payload is None else self._parse_payload()
 
     def _parse_head(self) -> bool:
         there = self._stop - self._start
-        if there < _LENGTHS.size:
+        if there < LENGTHS.size:
             return False
-        length, size = _LENGTHS.unpack_from(self._room, self._start)
+        length, size = LENGTHS.unpack_from(self._room, self._start)
         if length > HEAD_LIMIT:
-            raise Forged("a head that is too long")
-        if there < _LENGTHS.size + length + self._in.size:
+            raise ProtocolError(f"a head of {length} bytes; at most {HEAD_LIMIT} are accepted")
+        if size > (limit := self.payload_limit()):
+            raise ProtocolError(f"a payload of {size} bytes; at most {limit} are accepted")
+        if there < LENGTHS.size + length:
             return False
-        frame = self._cut(_LENGTHS.size + length)
-        self._in.check(frame, self._cut(self._in.size))
-        self._head = frame[_LENGTHS.size :]
+        first = self._start + LENGTHS.size
+        self._start = first + length
+        self._head = bytes(self._room[first : self._start])
         if size == 0:
-            self.on_frame(self._head, None)
+            self.on_frame(self._head, None, 0)
         else:
             self._memory = self._buffers.take(size)
             self._payload = as_bytes(self._memory, size)
-            self._filled = self._checked = 0
+            self._filled = 0
         return True
 
-    def _parse_piece(self) -> bool:
+    def _parse_payload(self) -> bool:
         payload = self._payload
         assert payload is not None
-        stop = min(self._checked + PIECE, len(payload))
-        count = min(stop - self._filled, self._stop - self._start)
+        count = min(len(payload) - self._filled, self._stop - self._start)
         payload[self._filled : self._filled + count] = self._room[self._start : self._start + count]
         self._filled += count
         self._start += count
-        if self._filled < stop or self._stop - self._start < self._in.size:
+        if self._filled < len(payload):
             return False
-        self._in.check(payload[self._checked : stop], self._cut(self._in.size))
-        self._checked = stop
-        if stop == len(payload):
-            memory, self._memory, self._payload = self._memory, None, None
-            self.on_frame(self._head, memory)
+        memory, self._memory, self._payload = self._memory, None, None
+        self.on_frame(self._head, memory, len(payload))
         return True
-
-    def _cut(self, count: int) -> bytes:
-        self._start += count
-        return bytes(self._room[self._start - count : self._start])

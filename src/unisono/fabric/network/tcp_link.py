@@ -9,26 +9,27 @@ number of all messages of a port that were ever consumed, which can be said twic
 from __future__ import annotations
 
 import json
+import logging
 import secrets
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from unisono.fabric.address import Address
 from unisono.fabric.api import Traffic
+from unisono.fabric.frames import ANSWER, Goodbye, ProtocolError, Refusal, read
 from unisono.fabric.local.credits import SendCredits
 from unisono.fabric.local.reactor import Reactor
 from unisono.fabric.local.shared_memory import as_vector
-from unisono.fabric.network.auth import Seal
+from unisono.fabric.network.auth import explain, is_tls_failure
 from unisono.fabric.network.buffer_pool import BufferPool, as_bytes
 from unisono.fabric.network.endpoints import SocketAddress
 from unisono.fabric.network.frame_stream import FrameStream
-from unisono.fabric.network.handshake import ConnectionRefused, Dialer
+from unisono.fabric.network.handshake import ConnectionRefused, Dialer, MakeWire
 from unisono.fabric.network.tcp_socket import TcpSocket
 from unisono.fabric.vector import TensorVector
 
@@ -36,7 +37,8 @@ _AGAIN_S = 0.05
 _AGAIN_MOST_S = 1.0
 GIVE_UP_S = 5.0
 """Seconds after which a broken session to the coordinator is over; see ``patience``."""
-_BYE = b'{"bye":1}'
+_BYE = Goodbye(bye=1).model_dump_json().encode()
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -54,7 +56,8 @@ class TcpLink:
 
     ``on_ready`` is called when the receiver has taken the first greeting, ``on_end`` once: when
     nobody listens there any more, the receiver wants no more of it, or it was closed; and when the
-    receiver could not be reached for ``patience`` seconds and ``gives_up`` says so. Who speaks to
+    receiver could not be reached for ``patience`` seconds and ``gives_up``, which is told why, says
+    so. Who speaks to
     the coordinator sends again what was lost, and must know when nobody hears it. Whether another
     member is dead is for the coordinator to say, but it may be reached by all but one.
     """
@@ -62,29 +65,29 @@ class TcpLink:
     def __init__(
         self,
         place: SocketAddress,
-        token: bytes,
-        make_wire: Callable[[socket.socket], TcpSocket],
+        make_wire: MakeWire,
         reactor: Reactor,
         buffers: BufferPool,
         greeting: dict[str, str],
         changed: threading.Condition,
         traffic: Traffic,
         patience: float,
-        gives_up: Callable[[], bool],
+        gives_up: Callable[[str], bool],
         on_ready: Callable[[TcpLink], None],
         on_end: Callable[[TcpLink], None],
     ) -> None:
         self._place = place
-        self._token = token
         self._make_wire = make_wire
         self._reactor = reactor
         self._buffers = buffers
         self._greeting = {**greeting, "session": secrets.token_hex(16)}
+        self._peer = Address.parse(greeting["to"]).name
         self._changed = changed
         self._traffic = traffic
         self._patience = patience
         self._gives_up = gives_up
         self._broken_since: float | None = None
+        self._trouble = ""
         self._carrying = 0
         self._carrying_since = 0.0
         self._on_ready = on_ready
@@ -169,12 +172,7 @@ class TcpLink:
     def _dial(self) -> None:
         if not self._over:
             self._dialing = Dialer(
-                self._place,
-                self._reactor,
-                self._token,
-                self._make_wire,
-                self._connected,
-                self._failed,
+                self._place, self._reactor, self._make_wire, self._connected, self._failed
             )
 
     def _failed(self, reason: Exception) -> None:
@@ -182,37 +180,47 @@ class TcpLink:
         if isinstance(reason, ConnectionRefused):
             self._end()
         else:
-            self._call_again()
+            self._call_again(reason)
 
-    def _call_again(self) -> None:
+    def _call_again(self, reason: Exception | None) -> None:
+        self._note(reason)
         now = time.monotonic()
         self._broken_since = now if self._broken_since is None else self._broken_since
         if now - self._broken_since > self._patience:
             self._broken_since = now
-            if self._gives_up():
+            if self._gives_up(self._trouble):
                 self._end()
         if not self._over:
             self._reactor.call_later(self._again_s, self._dial)
             self._again_s = min(2 * self._again_s, _AGAIN_MOST_S)
 
-    def _connected(self, wire: TcpSocket, seals: tuple[Seal, Seal]) -> None:
+    def _note(self, reason: Exception | None) -> None:
+        """Says once what keeps the two apart, if it will not pass by itself."""
+        trouble = "it ended the connection" if reason is None else explain(reason)
+        if is_tls_failure(reason) and trouble != self._trouble:
+            _log.warning("cannot connect to %s at %s: %s", self._peer, self._place, trouble)
+        self._trouble = trouble
+
+    def _connected(self, wire: TcpSocket) -> None:
         self._dialing = None
-        stream = FrameStream(
-            wire, self._reactor, self._buffers, seals, lambda *_: None, lambda: None
-        )
-        stream.on_frame = lambda head, _: self._frame(stream, json.loads(head))
+        stream = FrameStream(wire, self._reactor, self._buffers, lambda *_: None, lambda: None)
+        stream.peer = self._peer
+        stream.on_frame = lambda head, *_: self._frame(stream, head)
         stream.on_end = lambda: self._broken(stream)
         self._current = stream
         stream.start()
         stream.write(json.dumps({**self._greeting, "new": not self._established}).encode())
 
-    def _frame(self, stream: FrameStream, packet: dict[str, Any]) -> None:
-        if "no" in packet:
+    def _frame(self, stream: FrameStream, head: bytes) -> None:
+        answer = read(head, ANSWER)
+        if isinstance(answer, Refusal):
             self._end()
             return
-        self._take_credit(packet["c"])
+        self._take_credit(answer.c)
         with self._order:
-            while self._kept and self._kept[0].number < packet["r"]:
+            if answer.r > self._next:
+                raise ProtocolError(f"it has {answer.r} messages, and {self._next} were sent")
+            while self._kept and self._kept[0].number < answer.r:
                 self._let_go(self._kept.popleft())
             if self._stream is None:
                 for kept in self._kept:
@@ -253,10 +261,11 @@ class TcpLink:
                 self._stream = None
         if self._over:
             return
-        if self._closing and self._established and not self._kept:
+        done = self._closing and self._established and not self._kept
+        if done or isinstance(stream.failure, ProtocolError):
             self._end()
         else:
-            self._call_again()
+            self._call_again(stream.failure)
 
     def _close(self) -> None:
         self._closing = True

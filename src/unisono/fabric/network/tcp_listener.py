@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import errno
-import json
+import logging
 import socket
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from unisono.errors import UserError
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.api import Member, Message, Traffic
+from unisono.fabric.api import Member, Traffic
+from unisono.fabric.frames import GREETING, Greeting, Refusal, read
+from unisono.fabric.local.links import Inbox
 from unisono.fabric.local.reactor import Reactor
-from unisono.fabric.network.auth import TOKEN, Seal
+from unisono.fabric.network.auth import explain, is_tls_failure, tls_contexts
 from unisono.fabric.network.buffer_pool import BufferPool
 from unisono.fabric.network.endpoints import (
     SocketAddress,
@@ -27,11 +28,10 @@ from unisono.fabric.network.endpoints import (
     tcp_place,
 )
 from unisono.fabric.network.frame_stream import FrameStream
-from unisono.fabric.network.handshake import SHAKE_S, ServerHandshake
+from unisono.fabric.network.handshake import SHAKE_S, Handshake
 from unisono.fabric.network.tcp_link import GIVE_UP_S, TcpLink
 from unisono.fabric.network.tcp_receiver import TcpReceiver
 from unisono.fabric.network.tcp_socket import TcpSocket
-from unisono.fabric.network.tls import TlsSocket, check_encryption
 
 _BACKLOG = 512
 _STRANGERS = 256
@@ -41,56 +41,43 @@ _TURN = 64
 _LOOK_S = 0.1
 _LOOK_MOST_S = 2.0
 _BREATH_S = 0.1
-
-Deliver = Callable[[str, Message], None]
+_QUIET_S = 10.0
+"""Seconds in which strangers are spoken of once."""
+_NO = Refusal(no=1).model_dump_json().encode()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
     """How this process takes part in a run of several hosts."""
 
-    token: bytes
-    """The run's; whoever has it is a member."""
+    credentials: str = field(repr=False)
+    """The run's secret (see ``seal``); whoever has it is a member."""
     address: str
     """Of this machine: where to listen, and what the others are told."""
     port: int = 0
     """0: any that is free."""
-    encrypt: bool = False
-    """Whether nobody else may read what travels; all of a run must agree."""
     patience: float = 60.0
     """Seconds after which a member that cannot be reached, and is not dead, is not waited for."""
 
     @staticmethod
-    def towards(
-        coordinator: str, token: str, interface: str = "", *, encrypt: bool = False
-    ) -> NetworkSettings:
+    def towards(coordinator: str, credentials: str, interface: str = "") -> NetworkSettings:
         """From what a process is told: the interface is the one on the way to the coordinator.
 
         ``interface`` is its name, or one of this machine's addresses.
         """
         address = address_of(interface) if interface else route_to(tcp_place(coordinator))
-        return NetworkSettings(token_of(token), address, encrypt=encrypt)
+        return NetworkSettings(credentials, address)
 
     def describe(self) -> str:
         """What a person should know."""
         name = interface_of(self.address)
-        where = f"{self.address} ({name})" if name else self.address
-        return f"{where}, encrypted" if self.encrypt else where
+        return f"{self.address} ({name})" if name else self.address
 
     def wire(self, sock: socket.socket, *, listening: bool) -> TcpSocket:
-        """A new connection as this network has them."""
-        return TlsSocket(sock, listening=listening) if self.encrypt else TcpSocket(sock)
-
-
-def token_of(text: str) -> bytes:
-    """The token from what ``make_token`` has made."""
-    try:
-        token = bytes.fromhex(text)
-    except ValueError:
-        token = b""
-    if len(token) != TOKEN:
-        raise UserError(f"the run's token must be {2 * TOKEN} hexadecimal digits")
-    return token
+        """A new connection, before its handshake."""
+        accepting, calling = tls_contexts(self.credentials)
+        return TcpSocket(sock, accepting if listening else calling, listening=listening)
 
 
 class TcpListener:
@@ -100,19 +87,19 @@ class TcpListener:
         self,
         network: NetworkSettings,
         reactor: Reactor,
-        greeted: Callable[[Address, Address], Deliver | None],
+        greeted: Callable[[Address, Address], Inbox | None],
         lost: Callable[[Address, Address], None],
-        unreachable: Callable[[Address, Member], bool],
+        unreachable: Callable[[Address, Member, str], bool],
     ) -> None:
-        if network.encrypt:
-            check_encryption()
+        tls_contexts(network.credentials)  # what is wrong with them is said now
         self._network = network
         self._reactor = reactor
         self._greeted = greeted
         self._lost = lost
         self._unreachable = unreachable
         self._buffers = BufferPool()
-        self._strangers: OrderedDict[ServerHandshake | FrameStream, float] = OrderedDict()
+        self._quiet_until = 0.0
+        self._strangers: OrderedDict[Handshake | FrameStream, float] = OrderedDict()
         self._sessions: dict[tuple[Address, Address], TcpReceiver] = {}
         self._sweeping = False
         self._listener = _listen(network)
@@ -136,7 +123,6 @@ class TcpListener:
         greeting = {"from": str(sender), "to": str(to.address), "at": str(self.place)}
         return TcpLink(
             tcp_place(to.endpoint),
-            self._network.token,
             partial(self._network.wire, listening=False),
             self._reactor,
             self._buffers,
@@ -144,7 +130,7 @@ class TcpListener:
             changed,
             traffic,
             GIVE_UP_S if coordinator else self._network.patience,
-            (lambda: True) if coordinator else (lambda: self._unreachable(sender, to)),
+            lambda reason: coordinator or self._unreachable(sender, to, reason),
             on_ready,
             on_end,
         )
@@ -201,18 +187,23 @@ class TcpListener:
             self.open()
 
     def _let_in(self, sock: socket.socket) -> None:
-        wire = self._network.wire(sock, listening=True)
-        shake = ServerHandshake(
-            wire,
+        stranger = Handshake(
+            sock,
+            partial(self._network.wire, listening=True),
             self._reactor,
-            self._network.token,
-            lambda wire, seals: self._shown(shake, wire, seals),
-            lambda reason: self._forget(shake),
+            lambda wire: self._authenticated(stranger, wire),
+            lambda reason: self._failed(stranger, reason),
         )
-        self._note(shake)
-        shake.start()
+        self._note(stranger)
+        stranger.read()
 
-    def _note(self, stranger: ServerHandshake | FrameStream) -> None:
+    def _failed(self, stranger: Handshake, reason: Exception) -> None:
+        self._forget(stranger)
+        if is_tls_failure(reason) and time.monotonic() > self._quiet_until:
+            self._quiet_until = time.monotonic() + _QUIET_S
+            _log.warning("refused a connection at %s: %s", self.place, explain(reason))
+
+    def _note(self, stranger: Handshake | FrameStream) -> None:
         self._strangers[stranger] = time.monotonic() + SHAKE_S
         if len(self._strangers) > _STRANGERS:
             self._turn_away(next(iter(self._strangers)))
@@ -229,53 +220,42 @@ class TcpListener:
         if self._sweeping:
             self._reactor.call_later(SHAKE_S / 4, self._sweep)
 
-    def _forget(self, stranger: ServerHandshake | FrameStream) -> None:
+    def _forget(self, stranger: Handshake | FrameStream) -> None:
         self._strangers.pop(stranger, None)
 
-    def _turn_away(self, stranger: ServerHandshake | FrameStream) -> None:
+    def _turn_away(self, stranger: Handshake | FrameStream) -> None:
         self._forget(stranger)
         if isinstance(stranger, FrameStream):
             stranger.end()
         else:
             stranger.fail(TimeoutError("too late, or too many"))
 
-    def _shown(self, shake: ServerHandshake, wire: TcpSocket, seals: tuple[Seal, Seal]) -> None:
+    def _authenticated(self, handshake: Handshake, wire: TcpSocket) -> None:
         """It belongs to the run; its first frame says who it is."""
-        self._forget(shake)
-        stream = FrameStream(
-            wire, self._reactor, self._buffers, seals, lambda *_: None, lambda: None
-        )
-        stream.on_frame = lambda head, _: self._greet(stream, json.loads(head))
+        self._forget(handshake)
+        stream = FrameStream(wire, self._reactor, self._buffers, lambda *_: None, lambda: None)
+        stream.on_frame = lambda head, *_: self._greet(stream, read(head, GREETING))
         stream.on_end = lambda: self._forget(stream)
         self._note(stream)
         stream.start()
 
     # Sessions.
 
-    def _greet(self, stream: FrameStream, greeting: dict[str, Any]) -> None:
+    def _greet(self, stream: FrameStream, greeting: Greeting) -> None:
         self._forget(stream)
-        sender, receiver = Address.parse(greeting["from"]), Address.parse(greeting["to"])
+        sender, receiver = greeting.sender, greeting.receiver
         session = self._sessions.get((sender, receiver))
-        if session is None or session.session != greeting["session"]:
-            deliver = self._greeted(sender, receiver)
-            if deliver is None or not greeting["new"]:
+        if session is None or session.session != greeting.session:
+            inbox = self._greeted(sender, receiver)
+            if inbox is None or not greeting.new:
                 stream.on_end = lambda: None
-                stream.write(b'{"no":1}')
+                stream.write(_NO)
                 stream.finish()
                 return
             if session is not None:
                 session.drain()
                 self._end(session)
-            session = TcpReceiver(
-                sender,
-                receiver,
-                greeting["session"],
-                greeting["at"],
-                self._buffers,
-                deliver,
-                self._watch_over,
-                self._left,
-            )
+            session = TcpReceiver(greeting, self._buffers, inbox, self._watch_over, self._left)
             self._sessions[sender, receiver] = session
         session.attach(stream)
 

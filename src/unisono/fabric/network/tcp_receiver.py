@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 
 import torch
 
-from unisono.fabric.address import Address
 from unisono.fabric.api import Message
+from unisono.fabric.frames import (
+    MESSAGE,
+    Data,
+    Goodbye,
+    Greeting,
+    ProtocolError,
+    Receipt,
+    dtype_of,
+    read,
+)
 from unisono.fabric.local.credits import CreditReturns
+from unisono.fabric.local.links import Inbox
 from unisono.fabric.local.shared_memory import as_vector
-from unisono.fabric.network.auth import Forged
 from unisono.fabric.network.buffer_pool import BufferPool
 from unisono.fabric.network.frame_stream import FrameStream
 from unisono.fabric.vector import TensorVector
@@ -29,24 +37,21 @@ class TcpReceiver:
 
     def __init__(
         self,
-        sender: Address,
-        receiver: Address,
-        session: str,
-        at: str,
+        greeting: Greeting,
         buffers: BufferPool,
-        deliver: Callable[[str, Message], None],
+        inbox: Inbox,
         on_break: Callable[[TcpReceiver], None],
-        on_bye: Callable[[TcpReceiver], None],
+        on_end: Callable[[TcpReceiver], None],
     ) -> None:
-        self.sender = sender
-        self.receiver = receiver
-        self.session = session
-        self.at = at
+        self.sender = greeting.sender
+        self.receiver = greeting.receiver
+        self.session = greeting.session
+        self.at = greeting.at
         self.stream: FrameStream | None = None
         self._buffers = buffers
-        self._deliver = deliver
+        self._inbox = inbox
         self._on_break = on_break
-        self._on_bye = on_bye
+        self._on_end = on_end
         self._tally = CreditReturns()
         self._lock = threading.Lock()
         self._consumed: dict[str, int] = {}
@@ -65,6 +70,8 @@ class TcpReceiver:
         if self._over:
             stream.finish()
             return
+        stream.peer = self.sender.name
+        stream.payload_limit = lambda: self._inbox.vector_limit
         stream.on_frame = self._frame
         stream.on_end = self._broken
         self.stream = stream
@@ -85,27 +92,23 @@ class TcpReceiver:
             stream.end()
 
     def _broken(self) -> None:
-        self.stream = None
-        if not self._over:
+        stream, self.stream = self.stream, None
+        if stream is not None and isinstance(stream.failure, ProtocolError):
+            self._over = True
+            self._on_end(self)
+        elif not self._over:
             self._on_break(self)
 
-    def _frame(self, head: bytes, memory: torch.Tensor | None) -> None:
-        packet = json.loads(head)
-        if "bye" in packet:
+    def _frame(self, head: bytes, memory: torch.Tensor | None, size: int) -> None:
+        message = read(head, MESSAGE)
+        if isinstance(message, Goodbye):
             self._leave()
             return
-        if packet["n"] != self._received:
-            raise Forged("a message out of its order")
+        if message.n != self._received:
+            raise ProtocolError(f"message {message.n} instead of {self._received}")
+        vector = _vector(message, memory, size)
+        port, count = message.p, self._tally.arrive(message.p)
         self._received += 1
-        port, vector = packet["p"], None
-        if "v" in packet:
-            count, kind = packet["v"]
-            dtype = getattr(torch, kind)
-            if memory is None:
-                vector = TensorVector(torch.empty(0, dtype=dtype))
-            else:
-                vector = as_vector(memory, count, dtype)
-        count = self._tally.arrive(port)
         with self._lock:
             self._unsaid += 1
             self._credit(port, count)
@@ -113,7 +116,7 @@ class TcpReceiver:
                 self._say({})
         has_vector = vector is not None
         release = lambda: self._release(port, memory, has_vector)  # noqa: E731
-        self._deliver(port, Message(self.sender, packet["b"], vector, release))
+        self._inbox.deliver(port, Message(self.sender, message.b, vector, release))
 
     def _release(self, port: str, memory: torch.Tensor | None, at_once: bool) -> None:
         count = self._tally.consume(port, at_once=at_once)
@@ -132,8 +135,7 @@ class TcpReceiver:
         self._unsaid = 0
         stream = self.stream
         if stream is not None:
-            packet = {"r": self._received, "c": consumed}
-            stream.write(json.dumps(packet, separators=(",", ":")).encode())
+            stream.write(Receipt(r=self._received, c=consumed).model_dump_json().encode())
 
     def _leave(self) -> None:
         """The sender has said goodbye; it is told that everything came."""
@@ -144,4 +146,14 @@ class TcpReceiver:
         assert stream is not None
         stream.on_end = lambda: None
         stream.finish()
-        self._on_bye(self)
+        self._on_end(self)
+
+
+def _vector(message: Data, memory: torch.Tensor | None, size: int) -> TensorVector | None:
+    """The vector in the payload, which must be as long as the message says."""
+    count, dtype = (0, torch.uint8) if message.v is None else (message.v[0], dtype_of(message.v[1]))
+    if count * dtype.itemsize != size:
+        raise ProtocolError(f"a payload of {size} bytes for {count} numbers of {dtype}")
+    if memory is not None:
+        return as_vector(memory, count, dtype)
+    return None if message.v is None else TensorVector(torch.empty(0, dtype=dtype))

@@ -247,6 +247,9 @@ class SimulatedNode:
         self.sleep(cost * self._slowness)
         return result  # type: ignore[return-value]
 
+    def limit_vectors(self, nbytes: int) -> None:
+        """Nothing to do: nobody here is malicious."""
+
     def keep_random_state(self) -> None:
         """The kernel swaps torch's generator whenever this node is resumed."""
         self.kernel.keep_random_state(self)
