@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from unisono.fabric.network.auth import MEMBER, PROTOCOL
 from unisono.fabric.network.endpoints import SocketAddress
 
 _PIECE = 65536
@@ -70,6 +72,16 @@ class Relay:
                     return
 
 
+def client_hello() -> bytes:
+    """How one begins a TLS connection who has no certificate."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols([PROTOCOL])
+    said = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), said, server_hostname=MEMBER).do_handshake()
+    return said.read()
+
+
 def rubbish(place: SocketAddress, count: int, seed: int = 0) -> None:
     """Connections of strangers, one after the other: scans, noise, other protocols, silence.
 
@@ -80,8 +92,8 @@ def rubbish(place: SocketAddress, count: int, seed: int = 0) -> None:
     kinds = (
         b"",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"unisono1" + bytes(32),
+        client_hello()[:11],
+        client_hello(),
         b"\xff" * 100,
     )
     for number in range(count):

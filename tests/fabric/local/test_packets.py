@@ -26,9 +26,9 @@ class End:
         self.ended = threading.Event()
         self.packets = PacketSocket(sock, reactor, self._packet, self.ended.set)
 
-    def _packet(self, packet: dict[str, Any], fds: list[int]) -> None:
-        self.came.append(packet)
-        self.fds += fds
+    def _packet(self, data: bytes, fds: list[int]) -> None:
+        self.came.append(json.loads(data))
+        self.fds += map(os.dup, fds)
 
 
 @pytest.fixture
