@@ -56,9 +56,9 @@ from hosts_tables import curves, speed_table, training_table
 
 from unisono.config import load
 from unisono.data import Prep, convert_frames
-from unisono.fabric.network.auth import make_token
+from unisono.fabric.network.auth import make_credentials
 from unisono.launch.coordinator_main import ENDPOINT, OUTCOME
-from unisono.learner.placement import TOKEN
+from unisono.learner.placement import CREDENTIALS
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
@@ -143,12 +143,12 @@ class Cluster:
         self._count += 1
         self._last = self._folder / f"coordinator-{self._count}"
         self._last.mkdir()
-        token = make_token()
+        credentials = make_credentials()
         command = [*self._hosts.inside(0), sys.executable, "-m", "unisono.launch.coordinator_main"]
         command += [str(self._last), "--learners", str(HOSTS), "--timeout", str(TIMEOUT_S)]
         command += ["--address", self._hosts.address(0)]
         command += [] if run is None else ["--metrics", str(run.metrics)]
-        environment = {**os.environ, TOKEN: token, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, CREDENTIALS: credentials, "OMP_NUM_THREADS": "1"}
         coordinator = subprocess.Popen(command, env=environment)
         noted = self._last / ENDPOINT
         try:
@@ -156,7 +156,7 @@ class Cluster:
                 if coordinator.poll() is not None:
                     sys.exit("the coordinator did not start")
                 time.sleep(0.01)
-            yield noted.read_text().split()[0], token
+            yield noted.read_text().split()[0], credentials
             coordinator.wait(GRACE_S)
         finally:
             coordinator.kill()

@@ -113,7 +113,7 @@ class Order:
 
     coordinator: str = ""
     """Where it is reached; empty: nothing is shared."""
-    token: str = ""
+    credentials: str = ""
     sets: tuple[str, ...] = ()
     seconds: float = 0.0
     """To time the settings for."""

@@ -113,7 +113,7 @@ class Host:
                     return
 
     def _placement(self, order: Order) -> LaunchedProcess:
-        network = NetworkSettings.towards(order.coordinator, order.token)
+        network = NetworkSettings.towards(order.coordinator, order.credentials)
         return LaunchedProcess(
             None,
             self._number,

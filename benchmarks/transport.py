@@ -27,8 +27,8 @@ import torch.distributed as dist
 
 from unisono.fabric import Member, TensorVector, learner
 from unisono.fabric.local.host import Host
+from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.tcp_listener import NetworkSettings
-from unisono.fabric.network.tcp_socket import TcpSocket
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.processes import distributed_test
@@ -36,7 +36,6 @@ from support.processes import distributed_test
 SIZES = {"1 KB": (1_000, 40, 200), "1 MB": (1_000_000, 10, 30), "50 MB": (50_000_000, 1, 3)}
 """Bytes of the vector, round trips in a turn, messages of a stream."""
 TURNS = 11
-TOKEN = bytes(32)
 Figures = dict[str, dict[str, list[float]]]
 
 
@@ -79,16 +78,6 @@ class Ours:
     def receive(self, tensor: torch.Tensor) -> None:
         """As strategies do."""
         self._node.receive("x").release()
-
-
-class Untagged(NetworkSettings):
-    """Our transport without its tags: what they cost."""
-
-    def wire(self, sock: socket.socket, *, listening: bool) -> TcpSocket:
-        """A wire that is taken for private."""
-        wire = super().wire(sock, listening=listening)
-        wire.private = True
-        return wire
 
 
 class Bare:
@@ -163,16 +152,12 @@ class Gloo:
 
 def ways_of(rank: int, folder: Path) -> dict[str, Contender]:
     """All that can be had here."""
-
-    def over(network: NetworkSettings) -> Callable[[str], Contender]:
-        return lambda name: Ours(rank, folder, name, Host(network=network))
-
-    local = "127.0.0.1"
+    mine = make_credentials()
+    theirs = meet(folder, "credentials", rank, mine)
+    network = NetworkSettings(mine if rank == 0 else theirs, "127.0.0.1")
     makers: dict[str, Callable[[str], Contender]] = {
         "shared memory": lambda name: Ours(rank, folder, name, Host(folder, f"{rank}.sock")),
-        "tcp, no tags": over(Untagged(TOKEN, local)),
-        "tcp": over(NetworkSettings(TOKEN, local)),
-        "tcp, encrypted": over(NetworkSettings(TOKEN, local, encrypt=True)),
+        "tcp": lambda name: Ours(rank, folder, name, Host(network=network)),
         "bare socket": lambda name: Bare(rank, folder),
         "gloo": lambda name: Gloo(rank, folder),
     }

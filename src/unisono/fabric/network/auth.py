@@ -128,8 +128,8 @@ def _certificate(
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
-    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
-    names += ("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    names = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment"]
+    names += ["key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
     return x509.KeyUsage(**{name: name in allowed for name in names})
 
 
