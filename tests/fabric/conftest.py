@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from two_hosts import Meddle, Pair
+
+from support.two_hosts import Meddle, Pair
 
 pytest.register_assert_rewrite("support.conformance")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from two_hosts import CREDENTIALS, B, Pair, drain, frame, greeting, member, talk
 
 from support.intruders import client_hello
+from support.two_hosts import CREDENTIALS, B, Pair, drain, frame, greeting, member, talk
 from unisono.errors import UserError
 from unisono.fabric import Cancelled, Member, TensorVector, TimedOut, learner
 from unisono.fabric.local.host import Host

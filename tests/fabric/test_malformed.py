@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 import torch
-from two_hosts import CREDENTIALS, A, B, Pair, drain, frame, greeting, member, talk
 
 from support.intruders import client_hello
+from support.two_hosts import CREDENTIALS, A, B, Pair, drain, frame, greeting, member, talk
 from unisono.fabric import Member, TensorVector, TimedOut, learner
 from unisono.fabric.api import CREDIT
 from unisono.fabric.local.host import Host, LocalNode
@@ -63,9 +63,9 @@ def data(**changes: Any) -> dict[str, Any]:
     return {"n": 0, "p": "q", "b": {}, **changes}
 
 
-def check_unharmed(node: LocalNode, caplog: pytest.LogCaptureFixture, links: int) -> None:
+def check_unharmed(node: LocalNode, caplog: pytest.LogCaptureFixture, lines: int) -> None:
     """So many lines were logged, none with a traceback, and the node was not cancelled."""
-    assert len(caplog.records) == links, caplog.text
+    assert len(caplog.records) == lines, caplog.text
     assert all(r.levelno == logging.WARNING and r.exc_info is None for r in caplog.records)
     assert all("\n" not in record.getMessage() for record in caplog.records)
     assert node._reason is None

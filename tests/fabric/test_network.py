@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from two_hosts import CREDENTIALS, A, B, Pair, talk
 
 from support.intruders import Relay, rubbish
+from support.two_hosts import CREDENTIALS, A, B, Pair, talk
 from unisono.errors import UserError
 from unisono.fabric import (
     COORDINATOR,
@@ -201,8 +201,8 @@ def test_a_peer_whose_place_is_empty_loses_what_is_sent_to_it(pair: Callable[...
 def test_a_coordinator_behind_a_cut_is_gone_until_it_is_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, seconds in (("handshake.SHAKE_S", 0.3), ("gate.GIVE_UP_S", 0.5)):
-        monkeypatch.setattr(f"unisono.fabric.{name}", seconds)
+    for name, seconds in (("handshake.SHAKE_S", 0.3), ("tcp_listener.GIVE_UP_S", 0.5)):
+        monkeypatch.setattr(f"unisono.fabric.network.{name}", seconds)
     broken = threading.Event()
     there, here = (Host(network=NetworkSettings(CREDENTIALS, "127.0.0.1")) for _ in range(2))
     coordinator = there.node(COORDINATOR)

@@ -52,7 +52,7 @@ class NetworkSettings:
     """How this process takes part in a run of several hosts."""
 
     credentials: str = field(repr=False)
-    """The run's secret (see ``seal``); whoever has it is a member."""
+    """The run's secret (see ``auth``); whoever has it is a member."""
     address: str
     """Of this machine: where to listen, and what the others are told."""
     port: int = 0
