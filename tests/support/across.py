@@ -54,7 +54,7 @@ class Across:
         config = load(
             None,
             [*SETS, f"epochs={epochs}", *sets],
-            {"prep": str(prep), "strategy": strategy, "learners": str(learners)},
+            {"prep": str(prep), "strategy.name": strategy, "learners": str(learners)},
         )
         self._homes = homes or [Home()] * (learners + 1)
         self._timeout = timeout
