@@ -31,11 +31,12 @@ def stage(tmp_path: Path, prep: Path) -> Iterator[Callable[..., Across]]:
 def train_and_kill_the_coordinator(across: Across, intruders: int = 0) -> None:
     across.start_learners()
     across.wait_until_it_says('"round"')
-    for place in across.places() if intruders else ():
-        rubbish(place, intruders)
-    across.coordinator.kill()
+    places = across.places()
+    across.coordinator.kill()  # first: learners that have left would not come back to it
     across.coordinator.wait()
     across.coordinator = across.start_coordinator()
+    for place in places if intruders else ():
+        rubbish(place, intruders)
     check(across, 0)
 
 
