@@ -2,6 +2,32 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import ClassVar
+
+
+class Cause(Enum):
+    """Why a run failed."""
+
+    DIVERGED = "diverged"
+    """Steps or parameters were not finite: it would come again."""
+    LEARNER_LOST = "learner-lost"
+    """A learner was lost, and the set of learners may not change."""
+    MODEL_LOST = "model-lost"
+    """Every learner that had the model is gone."""
+    USER_ERROR = "user-error"
+    """Something that the user can mend."""
+    EXCEPTION = "exception"
+    """A bug, of the user's program or of this one."""
+
 
 class UserError(Exception):
     """Something that the user can mend. The text is one line: what, where, and what to do."""
+
+    cause: ClassVar[Cause] = Cause.USER_ERROR
+
+
+class Diverged(UserError):  # noqa: N818
+    """A learner's steps or parameters are not finite: it leaves, and nothing of it is shared."""
+
+    cause = Cause.DIVERGED

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from unisono.coordinator.client import Client, CoordinatorLost, Refused
-from unisono.coordinator.service import PATIENCE, PORT
+from unisono.coordinator.messages import (
+    CONTROL,
+    PORT,
+    Acknowledged,
+    Idle,
+    NotMember,
+    Numbered,
+    Reply,
+    Sync,
+    Synced,
+)
+from unisono.coordinator.service import PATIENCE
 from unisono.fabric import COORDINATOR, Cancelled, learner
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
@@ -38,15 +49,14 @@ class Stub:
         while True:
             message = node.receive(PORT)
             body = message.body
-            if "sequence" not in body:
+            if not isinstance(body, Numbered):
                 continue
-            if body["sequence"] == len(self.kept):
-                self.kept.append(body["sequence"])
+            if body.sequence == len(self.kept):
+                self.kept.append(body.sequence)
             if self.acknowledges and self.kept:
-                node.send(message.sender, "control", {"kind": "ack", "sequence": self.kept[-1]})
-            if "reply" in body and self.answers and body["sequence"] in self.kept:
-                answer = {"kind": "answer", "sequence": body["sequence"]}
-                node.send(message.sender, body["reply"], answer)
+                node.send(message.sender, CONTROL, Acknowledged(self.kept[-1]))
+            if body.reply and self.answers and body.sequence in self.kept:
+                node.send(message.sender, body.reply, Reply(body.sequence, Synced()))
 
 
 def stage(seed: int = 0) -> tuple[Kernel, Stub, SimulatedNode]:
@@ -71,7 +81,7 @@ def test_nothing_is_lost_with_a_coordinator(seed: int, acknowledges: bool) -> No
 
         def other() -> None:
             for _ in range(10):
-                client.call("ask", "others")
+                client.call(Sync(), "others")
                 node.sleep(0.17)
             done.append("other")
             node.post("done", {})
@@ -79,13 +89,13 @@ def test_nothing_is_lost_with_a_coordinator(seed: int, acknowledges: bool) -> No
         node.port("done")
         node.spawn("other", other)
         for step in range(20):
-            client.tell("note")
+            client.tell(Idle())
             node.sleep(0.11)
             if step % 5 == 0:
-                client.call("ask", "mine")
+                client.call(Sync(), "mine")
         done.append("main")
         node.receive("done")
-        client.call("ask", "mine")
+        client.call(Sync(), "mine")
 
     kernel.main(node, main)
     for at in (0.35, 1.1, 2.3):
@@ -105,7 +115,7 @@ def test_a_question_is_asked_again_although_it_was_acknowledged() -> None:
 
     def main() -> None:
         client = Client(node, TIMEOUT)
-        asked.append(client.call("ask", "mine"))
+        asked.append(client.call(Sync(), "mine"))
 
     def die() -> None:
         stub.answers = True
@@ -114,7 +124,7 @@ def test_a_question_is_asked_again_although_it_was_acknowledged() -> None:
     kernel.main(node, main)
     kernel.at(1.0, die)
     kernel.run()
-    assert asked[0]["sequence"] == 0
+    assert asked == [Synced()]
 
 
 def test_a_coordinator_that_stays_away_ends_the_life() -> None:
@@ -123,12 +133,12 @@ def test_a_coordinator_that_stays_away_ends_the_life() -> None:
 
     def main() -> None:
         client = Client(node, TIMEOUT)
-        client.tell("note")
+        client.tell(Idle())
         try:
-            client.call("ask", "mine")
-            client.call("ask", "mine")
+            client.call(Sync(), "mine")
+            client.call(Sync(), "mine")
             node.sleep(1.0)
-            client.call("ask", "mine")
+            client.call(Sync(), "mine")
         except Cancelled as end:
             ended.append((node.now(), end.__cause__))
 
@@ -145,16 +155,13 @@ def test_a_refusal_ends_the_life() -> None:
 
     def main() -> None:
         client = Client(node, TIMEOUT)
-        client.call("ask", "mine")
+        client.call(Sync(), "mine")
         node.receive("never")
 
     kernel.main(node, main)
     kernel.at(
-        1.0, lambda: kernel.nodes[COORDINATOR].send(node.address, "control", REFUSED, wait=False)
+        1.0, lambda: kernel.nodes[COORDINATOR].send(node.address, CONTROL, NotMember(), wait=False)
     )
     with pytest.raises(Cancelled) as end:
         kernel.run()
     assert isinstance(end.value.__cause__, Refused)
-
-
-REFUSED = {"kind": "refused"}

@@ -6,7 +6,9 @@ import pytest
 
 from unisono.coordinator.client import Abandoned, Client
 from unisono.coordinator.journal import MemoryJournal
+from unisono.coordinator.messages import Join
 from unisono.coordinator.service import Service, serve
+from unisono.errors import Cause
 from unisono.fabric import COORDINATOR, Cancelled, TimedOut, learner
 from unisono.fabric.local.host import Host
 
@@ -19,7 +21,7 @@ def test_the_first_loss_ends_the_run_for_all_if_the_set_is_fixed(fixed: bool) ->
     coordinator.spawn("serve", lambda: serve(service))
     nodes = [host.node(learner(number)) for number in range(3)]
     for node in nodes:
-        Client(node, 30.0).call("join", "session", endpoint="")
+        Client(node, 30.0).call(Join(""), "session")
     nodes[1].close()
     for node in (nodes[0], nodes[2]):
         with pytest.raises((Cancelled, TimedOut)) as ended:
@@ -27,5 +29,6 @@ def test_the_first_loss_ends_the_run_for_all_if_the_set_is_fixed(fixed: bool) ->
         reason = ended.value.__cause__
         assert isinstance(reason, Abandoned) == fixed
         if isinstance(reason, Abandoned):
+            assert reason.failure.cause is Cause.LEARNER_LOST
             assert reason.line == "learner 1 was lost (its process ended); go on with --resume"
     host.close()

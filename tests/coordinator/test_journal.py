@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from unisono.coordinator.journal import FileJournal, Journal, MemoryJournal, NoJournal, Operation
+from unisono.coordinator.journal import FileJournal, Journal, MemoryJournal, NoJournal
+from unisono.coordinator.messages import Command, Commit, Failed, Join, LossReason, Lost
+from unisono.errors import Cause
+from unisono.fabric import Malformed, learner
 
-GROUPS: list[list[Operation]] = [
-    [{"kind": "join", "who": "learner-0.0#0", "sequence": 0}],
+GROUPS = [
+    [Command(learner(0), Join("unix:here"), 0, "session")],
     [
-        {"kind": "commit", "ranges": [[0, 5], [7, 9]]},
-        {"kind": "lost", "who": "learner-1.0#0", "reason": "silent for 10 s\nor so"},
+        Command(learner(0), Commit({learner(0): ((0, 5), (7, 9)), learner(1): ()}), 1),
+        Command(learner(1), Lost(LossReason.SILENT, 10.0)),
     ],
-    [{"kind": "failed", "traceback": 'a "quoted" line\n\tand ünicode'}],
+    [Command(learner(0), Failed(Cause.EXCEPTION, 'a "quoted" line\n\tand ünicode'), 2)],
 ]
-ALL = [operation for group in GROUPS for operation in group]
+ALL = [command for group in GROUPS for command in group]
 
 
 def filled(journal: Journal) -> Journal:
@@ -40,10 +43,10 @@ def test_it_gives_back_what_was_appended(tmp_path: Path) -> None:
 
 def test_it_keeps_copies() -> None:
     journal = MemoryJournal()
-    operation: Operation = {"kind": "commit", "ranges": [[0, 5]]}
-    journal.append([operation])
-    operation["ranges"][0][0] = 3
-    assert list(journal.replay()) == [{"kind": "commit", "ranges": [[0, 5]]}]
+    notes = {learner(0): ((0, 5),)}
+    journal.append([Command(learner(0), Commit(notes), 0)])
+    notes[learner(0)] = ((3, 5),)
+    assert list(journal.replay()) == [Command(learner(0), Commit({learner(0): ((0, 5),)}), 0)]
 
 
 def test_a_torn_end_is_cut_wherever_the_kill_came(tmp_path: Path) -> None:
@@ -67,9 +70,10 @@ def test_a_journal_for_one_process_keeps_nothing() -> None:
     assert list(filled(NoJournal()).replay()) == []
 
 
-def test_what_is_not_plain_data_is_refused(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "journal")
-    with pytest.raises(TypeError):
-        journal.append([{"kind": "join", "who": object()}])
-    assert list(journal.replay()) == []
+def test_a_line_that_is_no_operation_is_malformed(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_text('{"kind":"command","who":"learner-0.0#0","operation":{"kind":"joyn"}}\n')
+    journal = FileJournal(path)
+    with pytest.raises(Malformed, match="joyn"):
+        list(journal.replay())
     journal.close()

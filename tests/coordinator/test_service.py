@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from unisono.coordinator.client import Abandoned
-from unisono.coordinator.journal import MemoryJournal, Operation
+from unisono.coordinator.journal import MemoryJournal
+from unisono.coordinator.messages import Command, Failure
 from unisono.coordinator.service import PATIENCE
-from unisono.errors import UserError
-from unisono.fabric import Cancelled, Fabric
+from unisono.errors import Cause, UserError
+from unisono.fabric import Cancelled, Fabric, learner
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.strategies import AllReduce, Averaging, Sharding, Solo
@@ -66,11 +67,11 @@ class Deadly(MemoryJournal):
         self._at = at
         self._written = written
 
-    def append(self, operations: Sequence[Operation]) -> None:
+    def append(self, commands: Sequence[Command]) -> None:
         self.writes += 1
         dies = self.writes == self._at
         if self._written or not dies:
-            super().append(operations)
+            super().append(commands)
         if dies:
             assert self.cluster is not None
             self.cluster.kill_coordinator(back_after=0.5)
@@ -131,7 +132,7 @@ def test_one_held_for_dead_is_refused_and_comes_back(
     strategy: Strategy, kind: type[Pause] | type[Cut]
 ) -> None:
     run = run_with(strategy, 2, 80, kind(3.5, 1, 2 * TIMEOUT))
-    assert run.state.lost == ["learner-1.0#0"]
+    assert run.state.lost == [learner(1)]
     assert [r.address.incarnation for r in run.results] == [0, 1]
     assert all(r.final is not None for r in run.results)
 
@@ -154,27 +155,28 @@ def test_of_several_silent_ones_the_last_heard_of_is_waited_for(strategy: Strate
     assert [r.address.incarnation for r in run.results if r.final is not None].count(0) == 1
 
 
-def lost(strategy: Strategy, learners: int, total: int, *faults: Fault) -> str:
+def lost(strategy: Strategy, learners: int, total: int, *faults: Fault) -> Failure:
     toys = cluster(strategy, learners, total, faults=faults)
     with pytest.raises(Cancelled) as end:
         toys.run()
     assert isinstance(end.value.__cause__, Abandoned)
-    return end.value.__cause__.traceback
+    return end.value.__cause__.failure
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=NAMES)
 def test_orphans_give_up(strategy: Strategy) -> None:
     """Those who had the model are dead; a stranger would begin from nothing."""
     faults = [Join(22.49, 2), Kill(22.5, 0), Kill(22.5, 1)]
-    reason = lost(strategy, 2, 120, *faults)
-    assert reason.startswith("every learner that had the model is gone")
-    assert "\n" not in reason
+    failure = lost(strategy, 2, 120, *faults)
+    assert failure.cause is Cause.MODEL_LOST
+    assert failure.text.startswith("every learner that had the model is gone")
+    assert "\n" not in failure.text
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=NAMES)
 def test_one_that_slept_too_long_finds_its_run_lost(strategy: Strategy) -> None:
-    reason = lost(strategy, 1, 60, Pause(25.0, 0, 1.5 * PATIENCE * TIMEOUT))
-    assert "had the model" in reason
+    failure = lost(strategy, 1, 60, Pause(25.0, 0, 1.5 * PATIENCE * TIMEOUT))
+    assert failure.cause is Cause.MODEL_LOST
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=NAMES)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from unisono.coordinator.messages import Command, Fetch, Notes, Retry, RoundBroken, SendResult
 from unisono.coordinator.output import Output
 from unisono.coordinator.sync_rounds import SyncRounds
-from unisono.fabric import learner
+from unisono.fabric import Address, learner
 
 A, B, C = (learner(number) for number in range(3))
-NOTES = {str(A): [[0, 1]], str(B): [[1, 2]], str(C): [[2, 3]]}
+NOTES: Notes = {A: ((0, 1),), B: ((1, 2),), C: ((2, 3),)}
 
 
 def three() -> SyncRounds:
@@ -18,19 +19,21 @@ def three() -> SyncRounds:
     return sync_rounds
 
 
-def regroup(
-    sync_rounds: SyncRounds, *living: Any
-) -> tuple[dict[Any, dict[str, Any]], list[Output]]:
+def regroup(sync_rounds: SyncRounds, *living: Address) -> tuple[dict[Address, Any], list[Output]]:
     told: list[Output] = []
-    answers = {who: body for who, _, body in sync_rounds.regroup(living, told.append)}
+    answers = {command.who: answer for command, answer in sync_rounds.regroup(living, told.append)}
     return answers, told
+
+
+def stand(sync_rounds: SyncRounds, who: Address, number: int) -> None:
+    sync_rounds.stand(who, number, Command(who, RoundBroken(number), 0, "answers"))
 
 
 def test_it_counts_when_it_is_complete_at_every_living_participant() -> None:
     sync_rounds = three()
     sync_rounds.complete(A, 0, NOTES)
     assert list(sync_rounds.resolve([A, B, C])) == []
-    sync_rounds.complete(B, 0, None)
+    sync_rounds.complete(B, 0, {})
     assert list(sync_rounds.resolve([A, B, C])) == []
     sync_rounds.remove(C)
     assert list(sync_rounds.resolve([A, B])) == [NOTES]
@@ -60,14 +63,13 @@ def test_the_work_of_the_dead_may_be_in_an_sync_round_until_that_is_resolved() -
 def test_the_living_do_it_again_if_nobody_has_the_result() -> None:
     sync_rounds = three()
     sync_rounds.remove(C)
-    sync_rounds.stand(A, 0, {"sequence": 1})
+    stand(sync_rounds, A, 0)
     assert regroup(sync_rounds, A, B) == ({}, [])
-    sync_rounds.stand(B, 0, {"sequence": 2})
+    stand(sync_rounds, B, 0)
     answers, told = regroup(sync_rounds, A, B)
     assert told == []
     assert set(answers) == {A, B}
-    assert all(a["kind"] == "redo" and a["attempt"] == 1 for a in answers.values())
-    assert answers[A]["excluded"] == [str(C)]
+    assert set(answers.values()) == {Retry(0, attempt=1, excluded=(C,))}
     # It will never bring what it had: that can be trained by others.
     assert not sync_rounds.may_contain(C)
 
@@ -76,21 +78,19 @@ def test_attempts_are_numbered() -> None:
     sync_rounds = three()
     for attempt in (1, 2, 3):
         for who in (A, B, C):
-            sync_rounds.stand(who, 0, {})
+            stand(sync_rounds, who, 0)
         answers, _ = regroup(sync_rounds, A, B, C)
-        assert {a["attempt"] for a in answers.values()} == {attempt}
+        assert {answer.attempt for answer in answers.values()} == {attempt}
 
 
 def test_the_result_is_fetched_from_one_who_has_it() -> None:
     sync_rounds = three()
     sync_rounds.complete(B, 0, NOTES)
     sync_rounds.remove(C)
-    sync_rounds.stand(A, 0, {})
+    stand(sync_rounds, A, 0)
     answers, told = regroup(sync_rounds, A, B)
-    assert answers == {A: {"kind": "fetch", "sync_round": 0, "source": str(B)}}
-    assert told == [
-        Output(B, "strategy", {"kind": "supply", "sync_round": 0, "to": [str(A)]}),
-    ]
+    assert answers == {A: Fetch(0, B)}
+    assert told == [Output(B, "strategy", SendResult(0, (A,)))]
     # A coordinator that comes back orders it again, until it is no longer needed.
     assert sync_rounds.supplies == told
     sync_rounds.complete(A, 0, NOTES)
@@ -101,10 +101,10 @@ def test_the_result_is_fetched_from_one_who_has_it() -> None:
 def test_one_who_stands_at_the_next_has_the_result_of_this() -> None:
     sync_rounds = three()
     sync_rounds.remove(C)
-    sync_rounds.stand(B, 1, {})
-    sync_rounds.stand(A, 0, {})
+    stand(sync_rounds, B, 1)
+    stand(sync_rounds, A, 0)
     answers, _ = regroup(sync_rounds, A, B)
-    assert answers == {A: {"kind": "fetch", "sync_round": 0, "source": str(B)}}
+    assert answers == {A: Fetch(0, B)}
 
 
 def test_a_newcomer_has_what_is_resolved() -> None:
@@ -112,7 +112,7 @@ def test_a_newcomer_has_what_is_resolved() -> None:
     sync_rounds.start(7)
     sync_rounds.enter(A)
     sync_rounds.expect(7, 8, [A])
-    sync_rounds.complete(A, 7, {str(A): [[0, 1]]})
-    assert list(sync_rounds.resolve([A])) == [{str(A): [[0, 1]]}]
+    sync_rounds.complete(A, 7, {A: ((0, 1),)})
+    assert list(sync_rounds.resolve([A])) == [{A: ((0, 1),)}]
     assert sync_rounds.resolved == 8
     assert not sync_rounds.open

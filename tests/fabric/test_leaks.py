@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from support.processes import Processes, distributed_test
-from unisono.fabric import COORDINATOR, CREDIT, Member, TensorVector, View, learner
+from unisono.fabric import (
+    COORDINATOR,
+    CREDIT,
+    ConnectionLost,
+    CoordinatorFound,
+    Member,
+    MembersChanged,
+    TensorVector,
+    View,
+    learner,
+)
 from unisono.fabric.local.host import Host, LocalNode
 
 MEMORY = "memfd:unisono"
@@ -74,8 +84,8 @@ def cycle(directory: Path, *, sockets: bool) -> None:
         node.set_members(view_of(*learners))
     exchange(*learners)
     if sockets:
-        kinds = {learners[0].receive("control").body["kind"] for _ in range(2)}
-        assert kinds == {"members", "coordinator"}
+        kinds = {type(learners[0].receive("control").body) for _ in range(2)}
+        assert kinds == {MembersChanged, CoordinatorFound}
         learners[0].send(COORDINATOR, "x", {}, TensorVector.zeros(10))
         coordinator.receive("x").release()
     for host in hosts:
@@ -161,7 +171,7 @@ def fork_and_end(rank: int, directory: Path) -> None:
         node = host.node(COORDINATOR)
         node.port("x", lost=True)
         assert node.receive("x").sender == learner(1)
-        assert node.receive("x", timeout=10).body == {"kind": "lost", "who": str(learner(1))}
+        assert node.receive("x", timeout=10).body == ConnectionLost(learner(1))
         (directory / "heard").touch()
         host.close()
         return

@@ -19,6 +19,7 @@ from unisono.errors import UserError
 from unisono.fabric import (
     COORDINATOR,
     Address,
+    CoordinatorFound,
     Gone,
     Member,
     TensorVector,
@@ -209,7 +210,7 @@ def test_a_coordinator_behind_a_cut_is_gone_until_it_is_found_again(
     relay = Relay(tcp_place(there.endpoint), lambda number, data: None if broken.is_set() else data)
     node = here.node(A, str(relay.place))
     node.port("control", members=True)
-    assert node.receive("control", timeout=10).body == {"kind": "coordinator"}
+    assert node.receive("control", timeout=10).body == CoordinatorFound()
     node.send(COORDINATOR, "x", {"n": 0})
     assert coordinator.receive("x", timeout=5).body == {"n": 0}
     broken.set()
@@ -217,7 +218,7 @@ def test_a_coordinator_behind_a_cut_is_gone_until_it_is_found_again(
         while True:  # the first ends the connection, the others wait for credit
             node.send(COORDINATOR, "x", {"n": 1})
     broken.clear()
-    assert node.receive("control", timeout=10).body == {"kind": "coordinator"}
+    assert node.receive("control", timeout=10).body == CoordinatorFound()
     node.send(COORDINATOR, "y", {"n": 2})
     assert coordinator.receive("y", timeout=5).body == {"n": 2}
     for host in (here, there):

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from unisono.fabric import COORDINATOR, Cancelled, Member, TimedOut, learner
+from unisono.fabric import (
+    COORDINATOR,
+    Cancelled,
+    ConnectionLost,
+    Member,
+    TimedOut,
+    learner,
+)
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.endpoints import SocketAddress
@@ -69,6 +76,6 @@ def test_a_learner_that_the_coordinator_cannot_reach_is_lost(
         node.port("x", lost=True)
         node.meet(Member(B, str(deaf)))
         node.spawn("send", lambda: node.send(B, "y", {}))
-        assert node.receive("x", timeout=30.0).body == {"kind": "lost", "who": str(B)}
+        assert node.receive("x", timeout=30.0).body == ConnectionLost(B)
     finally:
         host.close()

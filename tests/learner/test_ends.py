@@ -29,6 +29,8 @@ from support.loops import (
 )
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.state import State
+from unisono.errors import Cause
+from unisono.fabric import Address
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.finite_guard import IN_A_ROW
 from unisono.learner.placement import find_placement
@@ -146,7 +148,8 @@ def test_one_learner_that_is_lost_ends_the_run_for_all(together: Together) -> No
     ran = together(loop, 2, check=False)
     assert isinstance(ran.errors[1], unisono.UserError)
     told = ran.errors[0]
-    assert isinstance(told, Abandoned) and "learner 1" in told.traceback
+    assert isinstance(told, Abandoned) and "learner 1" in told.failure.text
+    assert told.failure.cause is Cause.DIVERGED
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic"])
@@ -281,8 +284,9 @@ def test_an_exception_reaches_all(strategy: str, where: str, together: Together)
     assert isinstance(ran.errors[1], BugError)
     for other in (0, 2):
         told = ran.errors[other]
-        assert isinstance(told, Abandoned) and told.who == "learner-1.0#0"
-        assert "Traceback" in told.traceback and f"in the {where}" in told.traceback
+        assert isinstance(told, Abandoned) and told.failure.who == Address("learner", 1)
+        assert told.failure.cause is Cause.EXCEPTION
+        assert "Traceback" in told.failure.text and f"in the {where}" in told.failure.text
     assert ran.state.failure is not None
 
 

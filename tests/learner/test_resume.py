@@ -259,4 +259,4 @@ def test_who_did_not_fail_is_told(tmp_path: Path) -> None:
     ran = run(first, 3, check=False)
     told = [error for error in ran.errors.values() if isinstance(error, Abandoned)]
     assert len(ran.errors) == 3 and told
-    assert all("StopError: enough" in error.traceback for error in told)
+    assert all("StopError: enough" in error.failure.text for error in told)

@@ -48,8 +48,9 @@ def collectives(members: int, count: int, scheduler: ExhaustiveScheduler) -> Non
         result = x.like()
         for step in range(count):
             candidate = Candidate(number + 1, None)
-            notes = collective.mean(addresses, (step, 0), x, candidate, number, result).notes
-            assert notes == {address: address.number for address in addresses}
+            note = ((number, number + 1),)
+            notes = collective.mean(addresses, (step, 0), x, candidate, note, result).notes
+            assert notes == {a: ((a.number, a.number + 1),) for a in addresses}
             x.assign(result)
         ends[number] = x
 

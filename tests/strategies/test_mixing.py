@@ -78,11 +78,12 @@ class Watched:
     """Exchanges in the order in which they happen, and the distance from the mean after each.
 
     An exchange happens when the second of the two models is taken: until then the first one's
-    learner takes part in no other. Where two questions cross, the lower address counts it.
+    learner takes part in no other. Where two questions cross, the first who sees it counts it.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pairs: list[tuple[int, int]] = []
+        crossed: set[frozenset[int]] = set()
         watched = self
 
         answer, on_ask = PairwiseParticipant._answer, PairwiseParticipant._on_ask
@@ -92,8 +93,11 @@ class Watched:
             answer(self, message)
 
         def noted_ask(self: PairwiseParticipant, message: Message) -> None:
-            if message.sender == self._asked and self.fabric.address < message.sender:
-                watched.pairs.append((self.fabric.address.number, message.sender.number))
+            if message.sender == self._asked:
+                pair = self.fabric.address.number, message.sender.number
+                if frozenset(pair) not in crossed:
+                    watched.pairs.append(pair)
+                crossed.symmetric_difference_update([frozenset(pair)])
             on_ask(self, message)
 
         monkeypatch.setattr(PairwiseParticipant, "_answer", noted_answer)
@@ -172,4 +176,4 @@ def test_the_distance_shrinks_as_fast_as_the_gap_predicts(
         logs.append(math.log(float(((x - x.mean(axis=0)) ** 2).sum()) / first) / len(pairs))
         monkeypatch.undo()
     predicted = math.log(1 - kind(learners).gap)
-    assert 3.0 * predicted < float(np.mean(logs)) < 0.7 * predicted
+    assert 3.5 * predicted < float(np.mean(logs)) < 0.7 * predicted

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from unisono.fabric import Address, Cancelled
+from unisono.coordinator.client import Abandoned
+from unisono.coordinator.messages import RoundCompleted
+from unisono.errors import Cause
+from unisono.fabric import Cancelled
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
+from unisono.pool.ranges import Notes
 from unisono.strategies import (
     AllReduce,
     Averaging,
@@ -194,16 +198,15 @@ def expected_marks(scenario: Scenario) -> Numbers:
 
     A sync round that only the dead had seen does not count; its minibatches come in a later one.
     """
-    notes: dict[int, dict[str, list[list[int]]]] = {}
-    for operation in scenario.cluster.journal.replay():
-        if operation["kind"] == "completed":
-            known = notes.setdefault(operation["sync_round"], operation["notes"])
-            assert known == operation["notes"], "members disagree on what went into a sync round"
+    notes: dict[int, Notes] = {}
+    for command in scenario.cluster.journal.replay():
+        if isinstance(command.operation, RoundCompleted):
+            known = notes.setdefault(command.operation.round, command.operation.notes)
+            assert known == command.operation.notes, "members disagree on what went in"
     expected = np.zeros((scenario.marks.total, scenario.marks.learners * INCARNATIONS))
     for _, brought in sorted(notes.items()):
         trained = {
-            Address.parse(who): [p for a, b in ranges for p in range(a, b)]
-            for who, ranges in brought.items()
+            who: [p for a, b in ranges for p in range(a, b)] for who, ranges in brought.items()
         }
         weights = {who: sum(map(examples, positions)) for who, positions in trained.items()}
         for who, positions in trained.items():
@@ -218,7 +221,8 @@ def check_weights(strategy: Averaging, seed: int) -> None:
     try:
         run = scenario.cluster.run()
     except Cancelled as end:
-        assert "had the model" in str(end)
+        assert isinstance(end.__cause__, Abandoned)
+        assert end.__cause__.failure.cause is Cause.MODEL_LOST
         return
     for result in run.survivors:
         assert result.consensus is not None

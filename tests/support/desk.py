@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar, cast
 
+from unisono.coordinator.job import Job, Sharding
+from unisono.coordinator.messages import (
+    Command,
+    Join,
+    LossReason,
+    Lost,
+    Mismatch,
+    OfLearner,
+    Open,
+    Opened,
+    Reply,
+    Request,
+)
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
 from unisono.fabric import Address, learner
 from unisono.pool.ranges import RangeSet
+
+A = TypeVar("A")
 
 
 class Desk:
@@ -16,53 +32,61 @@ class Desk:
 
     def __init__(self, expected: int) -> None:
         self.state = State(expected)
-        self.operations: list[dict[str, Any]] = []
+        self.commands: list[Command] = []
         self._next: dict[Address, int] = {}
 
-    def tell(self, number: int, kind: str, /, incarnation: int = 0, **fields: Any) -> list[Output]:
+    def tell(
+        self, number: int, operation: OfLearner, *, incarnation: int = 0, reply: str = ""
+    ) -> list[Output]:
         who = learner(number, incarnation)
         sequence = self._next.get(who, 0)
         self._next[who] = sequence + 1
-        operation = {"kind": kind, "who": str(who), "sequence": sequence, **fields}
-        self.operations.append(operation)
-        return self.state.apply(operation)
+        return self._apply(Command(who, operation, sequence, reply))
 
-    def call(self, number: int, kind: str, /, **fields: Any) -> dict[str, Any]:
+    def call(self, number: int, request: Request[A], *, incarnation: int = 0) -> A:
         """The answer, which must come at once."""
-        outputs = self.tell(number, kind, reply="answers", **fields)
-        incarnation = fields.get("incarnation", 0)
-        answers = [
-            o.body for o in outputs if o.port == "answers" and o.to == learner(number, incarnation)
-        ]
-        assert len(answers) == 1, outputs
-        return answers[0]
+        operation = cast("OfLearner", request)
+        outputs = self.tell(number, operation, incarnation=incarnation, reply="answers")
+        (answer,) = answers(outputs, learner(number, incarnation))
+        assert isinstance(answer, request.answers())
+        return cast("A", answer)
 
-    def enrol(self, number: int, incarnation: int = 0, **job: Any) -> dict[str, Any]:
+    def enrol(self, number: int, incarnation: int = 0, **fields: Any) -> Opened | Mismatch:
         """Joins and opens."""
-        self.call(number, "join", incarnation=incarnation, endpoint="here")
-        job = {
+        self.call(number, Join("here"), incarnation=incarnation)
+        usual: dict[str, Any] = {
             "total": 12,
-            "sharding": "static",
+            "sharding": Sharding.STATIC,
             "share": 2,
             "rounds": 2,
             "commits_by_round": True,
             "fingerprint": "the same",
-            **job,
         }
-        return self.call(
-            number, "open", incarnation=incarnation, job=job, committed=[], sync_round=0
-        )
+        job = Job(**(usual | fields))
+        return self.call(number, Open(job, (), 0), incarnation=incarnation)
 
     def lose(self, number: int, incarnation: int = 0) -> list[Output]:
         """The service declares a learner dead."""
-        operation = {"kind": "lost", "who": str(learner(number, incarnation)), "reason": "test"}
-        self.operations.append(operation)
-        return self.state.apply(operation)
+        lost = Lost(LossReason.PROCESS_ENDED)
+        return self._apply(Command(learner(number, incarnation), lost))
+
+    def _apply(self, command: Command) -> list[Output]:
+        self.commands.append(command)
+        return self.state.apply(command)
+
+
+def answers(outputs: list[Output], to: Address | None = None) -> list[Any]:
+    """The answers among what is to be sent, of all or of one learner."""
+    return [
+        output.body.answer
+        for output in outputs
+        if isinstance(output.body, Reply) and to in (None, output.to)
+    ]
 
 
 def picture(thing: Any) -> Any:
     """All that an object holds, as plain data that can be compared."""
-    if thing is None or isinstance(thing, str | int | float):
+    if thing is None or isinstance(thing, str | int | float | Enum):
         return thing
     if isinstance(thing, Address):
         return str(thing)

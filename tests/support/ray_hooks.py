@@ -122,14 +122,15 @@ def _in_a_join(die: Callable[[], None]) -> None:
     _after(Session, "enroll", die)
 
 
-def _after_send(die: Callable[[], None], port: str, word: str) -> None:
+def _after_send(die: Callable[[], None], kind: str) -> None:
+    """It has sent a message of that kind."""
     from unisono.fabric.local.node import LocalNode
 
     original = LocalNode.send
 
     def send(self: Any, to: Any, at: str, body: Any, vector: Any = None, **named: Any) -> None:
         original(self, to, at, body, vector, **named)
-        if at == port and (word in body or body.get("kind") == word):
+        if type(body).__name__ == kind:
             die()
 
     LocalNode.send = send  # type: ignore[method-assign]
@@ -137,7 +138,7 @@ def _after_send(die: Callable[[], None], port: str, word: str) -> None:
 
 def _while_it_welcomes(die: Callable[[], None]) -> None:
     """Half of its state has gone to a newcomer."""
-    _after_send(die, "welcome", "plain")
+    _after_send(die, "StateHead")
 
 
 def _in_a_checkpoint(die: Callable[[], None]) -> None:
@@ -149,7 +150,7 @@ def _in_a_checkpoint(die: Callable[[], None]) -> None:
 
 def _in_an_exchange(die: Callable[[], None]) -> None:
     """It has given its model in an answer, and has not taken the other's in."""
-    _after_send(die, "strategy", "answer")
+    _after_send(die, "ModelAnswer")
 
 
 def _in_a_collective(die: Callable[[], None]) -> None:
@@ -161,15 +162,15 @@ def _in_a_collective(die: Callable[[], None]) -> None:
 
 def _in_a_push(die: Callable[[], None]) -> None:
     """One shard has its part of a push, and the others do not."""
-    _after_send(die, "strategy", "piece")
+    _after_send(die, "PushPiece")
 
 
 def _coordinator_with_a_learner(die: Callable[[], None]) -> None:
     """It has heard of a death, and has not written it down."""
     from unisono.coordinator.journal import FileJournal
 
-    def look(_: object, operations: Any) -> None:
-        if any(operation["kind"] == "lost" for operation in operations):
+    def look(_: object, commands: Any) -> None:
+        if any(type(command.operation).__name__ == "Lost" for command in commands):
             die()
 
     _before(FileJournal, "append", look)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from unisono.coordinator.departed import Departed
+from unisono.coordinator.messages import Commit
 from unisono.fabric import Address, Message, Vector
 from unisono.learner.replica import LearnerReplica
 from unisono.pool.pool import Pool
@@ -18,7 +19,7 @@ from unisono.strategies import AllReduce, Averaging, BlockMomentum, Sharding
 from unisono.strategies.averaging import AveragingParticipant
 from unisono.strategies.base import Replica
 from unisono.strategies.engines import collective as collective_module
-from unisono.strategies.engines.collective import Collective, Parts
+from unisono.strategies.engines.collective import Collective, Part, Parts
 from unisono.strategies.engines.sync_rounds import Contribution, SyncParticipant
 from unisono.testing import Promises, check_strategy
 from unisono.testing.properties import (
@@ -149,26 +150,26 @@ def test_a_mean_that_forgets_the_weights_is_found(
 class ByArrival(Collective):
     """(e) The owner of a slice sums its parts in the order in which they arrive."""
 
-    def _sum_up(self, members: list[Address], tag: list[int], vector: Vector, *rest: Any) -> Parts:
-        own, result, _ = rest
+    def _sum_up(self, members: list[Address], own: Part, vector: Vector, *rest: Any) -> Parts:
+        result, _ = rest
         me = self._fabric.address
-        arrived: list[tuple[float, Vector]] = [(float(own["examples"]), vector)]
-        notes, messages = {me: own["note"]}, []
+        arrived: list[tuple[float, Vector]] = [(float(own.candidate.examples), vector)]
+        notes, messages = {me: own.note}, []
         while len(arrived) < len(members):
-            message = self._any(tag)
+            message = self._any(own.tag)
             messages.append(message)
             assert message.vector is not None
-            arrived.append((float(message.body["examples"]), message.vector))
-            notes[message.sender] = message.body["note"]
+            arrived.append((float(message.body.candidate.examples), message.vector))
+            notes[message.sender] = message.body.note
         collective_module._weighted_sum(result, arrived)
         for message in messages:
             message.release()
         return Parts(notes)
 
-    def _any(self, tag: list[int]) -> Message:
+    def _any(self, tag: tuple[int, int]) -> Message[Any]:
         while True:
             message = self._fabric.receive(collective_module.PORT)
-            if message.body["tag"] == tag and message.body["step"] == 0:
+            if message.body.tag == tag and isinstance(message.body, Part):
                 return message
             self._early.setdefault(message.sender, []).append(message)
 
@@ -184,19 +185,18 @@ def test_summing_in_the_order_of_arrival_is_found(monkeypatch: pytest.MonkeyPatc
 class EachForItself(Collective):
     """(e) Everybody gets everything, and sums it in the order of arrival."""
 
-    def _mean(self, members: list[Address], tag: list[int], vector: Vector, *rest: Any) -> Parts:
-        candidate, note, result, _ = rest
+    def _mean(self, members: list[Address], own: Part, vector: Vector, *rest: Any) -> Parts:
+        result, _ = rest
         me = self._fabric.address
         others = [m for m in members if m != me]
         for member in others:
-            body = {"tag": tag, "step": 0, "examples": candidate.examples, "note": note}
-            self._fabric.send(member, collective_module.PORT, body, vector)
-        arrived, notes = [(float(candidate.examples), vector)], {me: note}
+            self._fabric.send(member, collective_module.PORT, own, vector)
+        arrived, notes = [(float(own.candidate.examples), vector)], {me: own.note}
         for member in others:
-            message = self._next(member, tag, 0)
+            message = self._next(member, own.tag, Part)
             assert message.vector is not None
-            arrived.append((float(message.body["examples"]), message.vector.copy()))
-            notes[member] = message.body["note"]
+            arrived.append((float(message.body.candidate.examples), message.vector.copy()))
+            notes[member] = message.body.note
             message.release()
         collective_module._weighted_sum(result, arrived)
         return Parts({m: notes[m] for m in members})
@@ -245,8 +245,7 @@ class Lonely(AveragingParticipant):
         if len(self._members) > 1:
             super().end_of_round(sync_round)
         else:
-            notes = {str(self.fabric.address): self.replica.take_work().note()}
-            self.client.tell("commit", notes=notes)
+            self.client.tell(Commit({self.fabric.address: self.replica.take_work().note()}))
 
 
 def test_a_special_case_for_one_learner_is_found() -> None:

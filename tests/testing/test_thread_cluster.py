@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.thread_cluster import ThreadCluster
+from unisono.coordinator.messages import Commit
 from unisono.fabric import Vector
 from unisono.fabric.simulated.kernel import DeadlockError
 from unisono.strategies import (
@@ -154,8 +155,7 @@ def test_a_bug_in_one_learner_ends_the_run_with_it() -> None:
 def test_a_special_case_is_found_on_threads_too() -> None:
     class Lonely(AveragingParticipant):
         def end_of_round(self, sync_round: int) -> None:
-            notes = {str(self.fabric.address): self.replica.take_work().note()}
-            self.client.tell("commit", notes=notes)
+            self.client.tell(Commit({self.fabric.address: self.replica.take_work().note()}))
 
     class Special(Averaging):
         def participant(self, replica: Replica) -> AveragingParticipant:

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+import typing
+from typing import Any, TypeVar
 
-from unisono.coordinator.service import BEATS, PATIENCE, PORT
-from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.api import Body, Cancelled, Fabric, Gone, View
+from unisono.coordinator.messages import (
+    CONTROL,
+    PORT,
+    Abandon,
+    Acknowledged,
+    Event,
+    Failure,
+    Heartbeat,
+    NotMember,
+    Numbered,
+    OfLearner,
+    Reply,
+    ReportMalformed,
+    Request,
+    ViewChanged,
+    reply_port,
+)
+from unisono.coordinator.service import BEATS, PATIENCE
+from unisono.errors import Cause
+from unisono.fabric.address import COORDINATOR
+from unisono.fabric.api import Cancelled, CoordinatorFound, Fabric, Gone, Rejected
+
+A = TypeVar("A")
 
 
 class Refused(Exception):  # noqa: N818
@@ -16,17 +37,18 @@ class Refused(Exception):  # noqa: N818
 class Abandoned(Exception):  # noqa: N818
     """The run has failed somewhere; the text is the first traceback."""
 
-    def __init__(self, who: str, traceback: str) -> None:
-        super().__init__(f"{who} failed:\n{traceback}")
-        self.who = who
-        self.traceback = traceback
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.who} failed:\n{failure.text}")
+        self.failure = failure
 
     @property
     def line(self) -> str:
         """Why, in one line: what the coordinator itself finds is said in one."""
-        if self.who == str(COORDINATOR):
-            return self.traceback
-        return f"{Address.parse(self.who).name} failed"
+        if self.failure.who == COORDINATOR:
+            return self.failure.text
+        if self.failure.cause is Cause.DIVERGED:
+            return f"{self.failure.who.name} diverged"
+        return f"{self.failure.who.name} failed"
 
 
 class CoordinatorLost(Exception):  # noqa: N818
@@ -47,51 +69,55 @@ class Client:
         self._timeout = timeout
         self._lock = fabric.lock()
         self._next = 0
-        self._pending: dict[int, dict[str, Any]] = {}
-        fabric.port("control", members=True)
+        self._pending: dict[int, Numbered] = {}
+        fabric.port(CONTROL, members=True)
         fabric.spawn("control", self._control)
         if heartbeats:
             fabric.spawn("heartbeat", self._beat)
 
-    def tell(self, kind: str, **fields: Any) -> int:
-        """Sends an operation; returns its number."""
+    def tell(self, operation: OfLearner, reply: str = "") -> int:
+        """Sends an operation; returns its number. The answer, if it has one, comes to ``reply``."""
         with self._lock:
-            body = {"kind": kind, "sequence": self._next, **fields}
+            sequence = self._next
             self._next += 1
-            self._pending[self._next - 1] = body
-            self._try(body)
-            return self._next - 1
+            self._pending[sequence] = Numbered(sequence, operation, reply)
+            self._try(self._pending[sequence])
+            return sequence
 
-    def call(self, kind: str, reply: str, **fields: Any) -> Body:
+    def call(self, request: Request[A], reply: str) -> A:
         """Sends an operation and waits for its answer on the port ``reply``."""
-        sequence = self.tell(kind, reply=reply, **fields)
+        sequence = self.tell(typing.cast("OfLearner", request), reply)
+        port = reply_port(reply)
         while True:
-            body = self._fabric.receive(reply).body
-            if body.get("sequence") == sequence:
-                self.answered(sequence)
-                return body
+            answer = self.answer_to(request, sequence, self._fabric.receive(port).body)
+            if answer is not None:
+                return answer
+
+    def answer_to(self, request: Request[A], sequence: int, reply: Reply) -> A | None:
+        """The answer to a request that was sent under that number; None: it is another's."""
+        if reply.sequence != sequence:
+            return None
+        assert isinstance(reply.answer, request.answers()), reply
+        with self._lock:
+            self._pending.pop(sequence, None)
+            self._acknowledged(sequence)
+        return typing.cast("A", reply.answer)
 
     def is_pending(self, sequence: int) -> bool:
         """Whether the coordinator has not yet said that an operation is in its journal."""
         with self._lock:
             return sequence in self._pending
 
-    def answered(self, sequence: int) -> None:
-        """The answer to an operation is here; for those who asked with ``tell``."""
-        with self._lock:
-            self._pending.pop(sequence, None)
-            self._acknowledged(sequence)
-
     def event(self, name: str, **fields: Any) -> None:
         """Sends a line for the metrics; it may be lost."""
         try:
-            self._fabric.send(COORDINATOR, PORT, {"kind": "event", "event": name, **fields})
+            self._fabric.send(COORDINATOR, PORT, Event(name, fields))
         except (Gone, Cancelled):
             return
 
-    def _try(self, body: dict[str, Any]) -> bool:
+    def _try(self, message: Numbered | Heartbeat) -> bool:
         try:
-            self._fabric.send(COORDINATOR, PORT, body)
+            self._fabric.send(COORDINATOR, PORT, message)
         except Gone:
             return False
         return True
@@ -100,38 +126,41 @@ class Client:
         """The journal has all up to this; what waits for an answer stays until that is here."""
         with self._lock:
             self._pending = {
-                number: body
-                for number, body in self._pending.items()
-                if number > sequence or "reply" in body
+                number: message
+                for number, message in self._pending.items()
+                if number > sequence or message.reply
             }
 
     def _send_again(self) -> None:
         with self._lock:
-            for body in self._pending.values():
-                if not self._try(body):
+            for message in self._pending.values():
+                if not self._try(message):
                     return
 
     def _control(self) -> None:
         while True:
-            body = self._fabric.receive("control").body
-            kind = body["kind"]
-            if kind == "view":
-                self._fabric.set_members(View.from_body(body))
-            elif kind == "ack":
-                self._acknowledged(body["sequence"])
-            elif kind == "coordinator":
-                self._send_again()
-            elif kind == "refused":
-                self._fabric.cancel(Refused())
-            elif kind == "abandon":
-                self._fabric.cancel(Abandoned(body["who"], body["traceback"]))
+            match self._fabric.receive(CONTROL).body:
+                case ViewChanged(view):
+                    self._fabric.set_members(view)
+                case Acknowledged(sequence):
+                    self._acknowledged(sequence)
+                case CoordinatorFound():
+                    self._send_again()
+                case NotMember():
+                    self._fabric.cancel(Refused())
+                case Abandon(failure):
+                    self._fabric.cancel(Abandoned(failure))
+                case Rejected(who, why) if who == COORDINATOR:
+                    reason = f"the coordinator sent a malformed message ({why})"
+                    self._fabric.cancel(CoordinatorLost(reason))
+                case Rejected(who, why):
+                    self.tell(ReportMalformed(who, why))
 
     def _beat(self) -> None:
         seen = self._fabric.now()
         while True:
             self._fabric.sleep(self._timeout / BEATS)
-            alive = {"kind": "alive", "endpoint": self._fabric.endpoint}
-            if self._try(alive):
+            if self._try(Heartbeat(self._fabric.endpoint)):
                 seen = self._fabric.now()
             elif self._fabric.now() - seen > PATIENCE * self._timeout:
                 reason = f"the coordinator did not come back within {PATIENCE * self._timeout:g} s"

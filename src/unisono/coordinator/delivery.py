@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from unisono.coordinator.messages import Answer, Command, Reply
 from unisono.coordinator.output import Output
 from unisono.fabric.address import Address
 
@@ -14,7 +12,7 @@ class Delivery:
 
     def __init__(self) -> None:
         self._last: dict[Address, int] = {}
-        self._answers: dict[tuple[Address, str], Output] = {}
+        self._answers: dict[tuple[Address, str], tuple[int, Output]] = {}
         self._out: list[Output] = []
 
     def knows(self, who: Address) -> bool:
@@ -25,35 +23,34 @@ class Delivery:
         """The last operation of a member that was taken; -1 if none was."""
         return self._last.get(who, -1)
 
-    def is_next(self, who: Address, operation: Mapping[str, Any]) -> bool:
+    def is_next(self, command: Command) -> bool:
         """Whether it is the next one of its sender.
 
         One that is not has come before, or has overtaken what the last coordinator lost: then all
         is sent again, in order.
         """
-        return bool(operation["sequence"] == self.last(who) + 1)
+        return command.sequence == self.last(command.who) + 1
 
-    def take(self, who: Address, operation: Mapping[str, Any]) -> None:
+    def take(self, command: Command) -> None:
         """The operation counts from now on."""
-        self._last[who] = operation["sequence"]
+        assert command.sequence is not None
+        self._last[command.who] = command.sequence
 
     def send(self, output: Output) -> None:
         """Adds a message."""
         self._out.append(output)
 
-    def answer(self, who: Address, operation: Mapping[str, Any], body: dict[str, Any]) -> None:
+    def answer(self, command: Command, answer: Answer) -> None:
         """Adds the answer to an operation, and keeps it."""
-        body = {**body, "sequence": operation["sequence"]}
-        output = Output(who, operation["reply"], body)
-        self._answers[who, operation["reply"]] = output
+        assert command.sequence is not None
+        output = Output(command.who, command.reply, Reply(command.sequence, answer))
+        self._answers[command.who, command.reply] = command.sequence, output
         self.send(output)
 
-    def repeat(self, who: Address, operation: Mapping[str, Any]) -> list[Output]:
+    def repeat(self, command: Command) -> list[Output]:
         """The answer to an operation that came before, if it has been given."""
-        answer = self._answers.get((who, operation.get("reply", "")))
-        if answer is not None and answer.body["sequence"] == operation["sequence"]:
-            return [answer]
-        return []
+        sequence, output = self._answers.get((command.who, command.reply), (None, None))
+        return [output] if output is not None and sequence == command.sequence else []
 
     def out(self) -> list[Output]:
         """What is to be sent, once."""

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from unisono.fabric.codec import to_plain
+
+
+class Sharding(Enum):
+    """Who trains what."""
+
+    STATIC = "static"
+    """A function of seed, position and members; a slow learner is waited for."""
+    DYNAMIC = "dynamic"
+    """First come, first served; the slow draw less."""
 
 
 @dataclass(frozen=True)
@@ -11,8 +23,7 @@ class Job:
 
     total: int
     """Positions: minibatches over all epochs."""
-    sharding: str
-    """``static`` or ``dynamic``."""
+    sharding: Sharding
     share: int
     """Minibatches a learner between two sync rounds."""
     rounds: int
@@ -28,5 +39,6 @@ class Job:
 
     def differences(self, other: Job) -> str:
         """What another learner says otherwise, in words."""
-        ours, theirs = asdict(self), asdict(other)
-        return ", ".join(f"{k} {ours[k]} and {theirs[k]}" for k in ours if ours[k] != theirs[k])
+        ours, theirs = to_plain(self), to_plain(other)
+        both = [(f.name, ours.get(f.name, 0), theirs.get(f.name, 0)) for f in fields(self)]
+        return ", ".join(f"{name} {one} and {two}" for name, one, two in both if one != two)

@@ -6,19 +6,19 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-Operation = dict[str, Any]
+from unisono.coordinator.messages import COMMANDS, Command
 
 
 class Journal(Protocol):
     """Operations in the order in which they were applied."""
 
-    def replay(self) -> Iterator[Operation]:
+    def replay(self) -> Iterator[Command]:
         """All operations so far."""
         ...
 
-    def append(self, operations: Sequence[Operation]) -> None:
+    def append(self, commands: Sequence[Command]) -> None:
         """Keeps a group of operations; when it returns they survive the coordinator."""
         ...
 
@@ -29,23 +29,23 @@ class MemoryJournal:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def replay(self) -> Iterator[Operation]:
+    def replay(self) -> Iterator[Command]:
         """All operations so far."""
-        return (json.loads(line) for line in self._lines)
+        return map(_read, self._lines)
 
-    def append(self, operations: Sequence[Operation]) -> None:
+    def append(self, commands: Sequence[Command]) -> None:
         """Keeps copies."""
-        self._lines.extend(json.dumps(operation) for operation in operations)
+        self._lines.extend(map(_line, commands))
 
 
 class NoJournal:
     """For one process that is all of the run: nothing outlives it."""
 
-    def replay(self) -> Iterator[Operation]:
+    def replay(self) -> Iterator[Command]:
         """Nothing."""
         return iter(())
 
-    def append(self, operations: Sequence[Operation]) -> None:
+    def append(self, commands: Sequence[Command]) -> None:
         """Nothing."""
 
 
@@ -57,16 +57,14 @@ class FileJournal:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._cut_torn_end()
 
-    def replay(self) -> Iterator[Operation]:
+    def replay(self) -> Iterator[Command]:
         """All operations so far."""
         with self._path.open("rb") as lines:
-            for line in lines:
-                yield json.loads(line)
+            yield from map(_read, lines)
 
-    def append(self, operations: Sequence[Operation]) -> None:
+    def append(self, commands: Sequence[Command]) -> None:
         """Writes a group with one call, and waits for the disk."""
-        text = "".join(json.dumps(op, separators=(",", ":")) + "\n" for op in operations)
-        os.write(self._file, text.encode())
+        os.write(self._file, "".join(map(_line, commands)).encode())
         os.fdatasync(self._file)
 
     def close(self) -> None:
@@ -79,3 +77,11 @@ class FileJournal:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
             os.ftruncate(self._file, whole)
+
+
+def _line(command: Command) -> str:
+    return json.dumps(COMMANDS.encode(command), separators=(",", ":")) + "\n"
+
+
+def _read(line: str | bytes) -> Command:
+    return COMMANDS.decode(json.loads(line))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from unisono.coordinator.messages import ViewChanged
 from unisono.coordinator.output import Output
 from unisono.fabric.address import Address
 from unisono.fabric.api import Fabric, Full, Gone
@@ -34,7 +35,7 @@ class Outbox:
             if not self._try(output):
                 self._waiting[output.to, output.port] = deque([output])
             return
-        if waiting[-1].body["kind"] == output.body["kind"] == "view":
+        if isinstance(output.body, ViewChanged) and isinstance(waiting[-1].body, ViewChanged):
             waiting.pop()
         waiting.append(output)
 

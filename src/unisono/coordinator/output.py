@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from unisono.coordinator.messages import Body
 from unisono.fabric.address import Address
 
 STRATEGY = "strategy"
@@ -15,4 +16,4 @@ class Output(NamedTuple):
 
     to: Address
     port: str
-    body: dict[str, Any]
+    body: Body

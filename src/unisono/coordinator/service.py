@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from unisono.coordinator.journal import Journal
+from unisono.coordinator.messages import (
+    CONTROL,
+    PORT,
+    Abandon,
+    Acknowledged,
+    CheckpointWritten,
+    Command,
+    Event,
+    Failed,
+    Failure,
+    Heartbeat,
+    Join,
+    Leave,
+    LossReason,
+    Lost,
+    Notice,
+    NotMember,
+    Numbered,
+    ReportMalformed,
+    StartWithoutMissing,
+)
 from unisono.coordinator.outbox import RETRY_S, Outbox
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
+from unisono.errors import Cause
 from unisono.fabric.address import Address
-from unisono.fabric.api import Cancelled, Fabric, Member, Message, TimedOut
+from unisono.fabric.api import Cancelled, ConnectionLost, Fabric, Member, Rejected, TimedOut
 
-PORT = "coordinator"
 BEATS = 5
 """Heartbeats in one timeout."""
 PATIENCE = 6
@@ -22,6 +43,7 @@ STAY_S = 1.0
 """Seconds for which a coordinator that has come back serves, even if nobody is left."""
 
 Sink = Callable[[dict[str, Any]], None]
+OnCheckpoint = Callable[[CheckpointWritten], None]
 
 
 class Service:
@@ -44,7 +66,7 @@ class Service:
         timeout: float,
         fixed: bool = False,
         sink: Sink | None = None,
-        on_checkpoint: Sink | None = None,
+        on_checkpoint: OnCheckpoint | None = None,
         waits_for_all: bool = False,
         began: float | None = None,
     ) -> None:
@@ -72,22 +94,23 @@ class Service:
         """Serves until everybody who came has left, or nobody of the lost came back."""
         self._replay()
         while not self.over:
-            operations = self._collect()
-            operations += self._find_silent()
-            operations += self._start_without_the_missing()
-            operations += self._give_up_orphans()
-            operations += self._fail_of_a_loss(operations)
+            commands = self._collect()
+            commands += self._drop_malformed(commands)
+            commands += self._find_silent()
+            commands += self._start_without_the_missing()
+            commands += self._give_up_orphans()
+            commands += self._fail_of_a_loss(commands)
             outputs: list[Output] = []
-            for operation in operations:
-                self._tell_of(operation)
-                if operation["kind"] == "lost":
-                    self._outbox.forget(Address.parse(operation["who"]))
-                outputs += self.state.apply(operation)
-            if operations:
-                self._journal.append(operations)
+            for command in commands:
+                self._tell_of(command)
+                if isinstance(command.operation, Lost):
+                    self._outbox.forget(command.who)
+                outputs += self.state.apply(command)
+            if commands:
+                self._journal.append(commands)
             for output in outputs:
                 self._send(output)
-            self._acknowledge(operations)
+            self._acknowledge(commands)
         self._say_last_words()
 
     def _say_last_words(self) -> None:
@@ -111,9 +134,9 @@ class Service:
 
     def _replay(self) -> None:
         now = self._fabric.now()
-        for operation in self._journal.replay():
-            self._note_member(operation)
-            self.state.apply(operation)
+        for command in self._journal.replay():
+            self._note_member(command)
+            self.state.apply(command)
             # Who left last may not have been told before the coordinator died.
             self._stay_until = now + STAY_S
         self._seen = dict.fromkeys(self.state.learners, now)
@@ -121,9 +144,9 @@ class Service:
         for output in self.state.directives():
             self._send(output)
 
-    def _collect(self) -> list[dict[str, Any]]:
+    def _collect(self) -> list[Command]:
         """All messages that are there, waiting for the first."""
-        operations: list[dict[str, Any]] = []
+        commands: list[Command] = []
         self._outbox.flush()
         patience = self._timeout / BEATS if self._outbox.empty else RETRY_S
         if not self.state.learners:
@@ -132,53 +155,90 @@ class Service:
             try:
                 message = self._fabric.receive(PORT, timeout=patience)
             except TimedOut:
-                return operations
-            operation = self._take(message)
-            if operation is not None:
-                operations.append(operation)
+                return commands
+            command = self._take(message.sender, message.body)
+            if command is not None:
+                commands.append(command)
             patience = 0.0
 
-    def _take(self, message: Message) -> dict[str, Any] | None:
-        body, sender = dict(message.body), message.sender
-        if sender == self._fabric.address:
-            return {"kind": "lost", "who": body["who"], "reason": "its process ended"}
-        kind = body["kind"]
-        if kind == "event":
-            body["time"] = self._fabric.now() - self._began
-            self._sink(body)
+    def _take(
+        self, sender: Address, body: Numbered | Heartbeat | Event | ConnectionLost | Rejected
+    ) -> Command | None:
+        if isinstance(body, ConnectionLost):
+            return Command(body.who, Lost(LossReason.PROCESS_ENDED))
+        if isinstance(body, Rejected):
+            return self._drop(body.who, body.why)
+        if isinstance(body, Event):
+            self._tell(body.name, body.fields)
             return None
-        if kind == "join" and self.state.may_join(sender):
-            body["who"] = str(sender)
-            self._note_member(body)
+        command = None
+        if isinstance(body, Numbered):
+            command = Command(sender, body.operation, body.sequence, body.reply)
+        if command is not None and _joins(command) and self.state.may_join(sender):
+            self._note_member(command)
         elif sender not in self.state.learners:
-            if str(sender) not in self.state.lost:
-                if kind == "alive":
-                    return None  # It is about to join, or has just left.
-                if body["sequence"] <= self.state.acknowledged(sender):
-                    return {**body, "who": str(sender)}  # It has left, and was not told.
-                if not self.state.may_join(sender):
-                    return None  # It has left; what its strategy still says is no matter.
-            self._fabric.meet(Member(sender, body.get("endpoint", "")))
-            self._send(Output(sender, "control", {"kind": "refused"}))
-            return None
+            return self._take_of_stranger(sender, body, command)
         self._seen[sender] = self._fabric.now()
-        return None if kind == "alive" else {**body, "who": str(sender)}
+        return command
 
-    def _tell_of(self, operation: dict[str, Any]) -> None:
-        """Lets the metrics know who comes and who goes."""
-        name = {"lost": "lost", "join": "joined", "leave": "leaves"}.get(operation["kind"])
-        who = Address.parse(operation["who"])
-        if name is not None and (who in self.state.learners) == (name != "joined"):
-            event = {"event": name, "learner": who.number, "who": str(who)}
-            event["reason"] = operation.get("reason", "")
-            self._sink({**event, "time": self._fabric.now() - self._began})
+    def _take_of_stranger(
+        self, sender: Address, body: Numbered | Heartbeat, command: Command | None
+    ) -> Command | None:
+        """Of one that is no member, or no longer: it is told so, unless that is as it should be."""
+        if sender not in self.state.lost:
+            if command is None:
+                return None  # It is about to join, or has just left.
+            assert command.sequence is not None
+            if command.sequence <= self.state.acknowledged(sender):
+                return command  # It has left, and was not told.
+            if not self.state.may_join(sender):
+                return None  # It has left; what its strategy still says is no matter.
+        where = body if isinstance(body, Heartbeat) else body.operation
+        if isinstance(where, Heartbeat | Join):
+            self._fabric.meet(Member(sender, where.endpoint))
+        self._notify(sender, NotMember())
+        return None
 
-    def _note_member(self, operation: dict[str, Any]) -> None:
-        if operation["kind"] == "join":
-            address = Address.parse(operation["who"])
-            self._fabric.meet(Member(address, operation["endpoint"]))
+    def _drop(self, who: Address, why: str) -> Command | None:
+        """One that sends malformed messages has no place in the run, nor in its next incarnation.
 
-    def _find_silent(self) -> list[dict[str, Any]]:
+        It is told so, and need not come back: it would do the same again.
+        """
+        text = f"it sent a malformed message ({why}): is it another version of Unisono?"
+        self._notify(who, Abandon(Failure(who, Cause.EXCEPTION, text)))
+        return Command(who, Lost(LossReason.MALFORMED)) if who in self.state.learners else None
+
+    def _drop_malformed(self, commands: Iterable[Command]) -> list[Command]:
+        """Those of whom other members say so."""
+        reports = [c.operation for c in commands if isinstance(c.operation, ReportMalformed)]
+        dropped = [self._drop(r.who, r.why) for r in reports if r.who in self.state.learners]
+        return [command for command in dropped if command is not None]
+
+    def _tell(self, event: str, fields: dict[str, Any]) -> None:
+        """Writes a line of the metrics."""
+        self._sink({**fields, "event": event, "time": self._fabric.now() - self._began})
+
+    def _tell_of(self, command: Command) -> None:
+        """Lets the metrics know who comes and who goes, and why the run ends."""
+        who, operation = command.who, command.operation
+        about: dict[str, Any] = {"learner": who.number, "who": str(who)}
+        is_member = who in self.state.learners
+        if isinstance(operation, Join) and not is_member:
+            self._tell("joined", {**about, "reason": ""})
+        elif isinstance(operation, Leave) and is_member:
+            self._tell("leaves", {**about, "reason": ""})
+        elif isinstance(operation, Lost) and is_member:
+            why = {"reason": str(operation), "cause": operation.reason.value}
+            self._tell("lost", about | why)
+        elif isinstance(operation, Failed) and self.state.failure is None:
+            lines = operation.text.strip().splitlines() or [""]
+            self._tell("failed", {**about, "reason": lines[-1], "cause": operation.cause.value})
+
+    def _note_member(self, command: Command) -> None:
+        if isinstance(command.operation, Join):
+            self._fabric.meet(Member(command.who, command.operation.endpoint))
+
+    def _find_silent(self) -> list[Command]:
         """Those to be declared dead; the last that has the model is waited for longer.
 
         Nobody could go on without it, so its death would end the run; paused or cut off, it may
@@ -196,10 +256,9 @@ class Service:
             last = max(state_holders, key=lambda a: self._seen[a])
             if now - self._seen[last] < PATIENCE * self._timeout:
                 silent.remove(last)
-        reason = f"silent for {self._timeout:g} s"
-        return [{"kind": "lost", "who": str(a), "reason": reason} for a in silent]
+        return [Command(a, Lost(LossReason.SILENT, self._timeout)) for a in silent]
 
-    def _start_without_the_missing(self) -> list[dict[str, Any]]:
+    def _start_without_the_missing(self) -> list[Command]:
         if self.state.started or not self.state.learners or self._waits_for_all:
             self._first_came = None
             return []
@@ -207,9 +266,9 @@ class Service:
         self._first_came = now if self._first_came is None else self._first_came
         if now - self._first_came < PATIENCE * self._timeout:
             return []
-        return [{"kind": "start", "who": str(self._fabric.address)}]
+        return [Command(self._fabric.address, StartWithoutMissing())]
 
-    def _give_up_orphans(self) -> list[dict[str, Any]]:
+    def _give_up_orphans(self) -> list[Command]:
         now = self._fabric.now()
         if not self.state.orphaned or self.state.failure is not None:
             self._orphaned = None
@@ -218,35 +277,41 @@ class Service:
         if now - self._orphaned < PATIENCE * self._timeout:
             return []
         reason = "every learner that had the model is gone; go on from a checkpoint with --resume"
-        return [{"kind": "failed", "who": str(self._fabric.address), "traceback": reason}]
+        return [Command(self._fabric.address, Failed(Cause.MODEL_LOST, reason))]
 
-    def _fail_of_a_loss(self, operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _fail_of_a_loss(self, commands: Iterable[Command]) -> list[Command]:
         """What follows from losing a learner, where that ends the run."""
         if not self._fixed or self.state.failure is not None:
             return []
-        for operation in operations:
-            who = Address.parse(operation["who"])
-            if operation["kind"] == "lost" and who in self.state.learners:
-                text = f"{who.name} was lost ({operation['reason']}); go on with --resume"
-                return [{"kind": "failed", "who": str(self._fabric.address), "traceback": text}]
+        for command in commands:
+            who, lost = command.who, command.operation
+            if isinstance(lost, Lost) and who in self.state.learners:
+                text = f"{who.name} was lost ({lost}); go on with --resume"
+                return [Command(self._fabric.address, Failed(Cause.LEARNER_LOST, text))]
         return []
 
     def _send(self, output: Output) -> None:
-        if output.to == self._fabric.address:
+        if isinstance(output.body, CheckpointWritten):
             self._on_checkpoint(output.body)
         else:
             self._outbox.send(output)
 
-    def _acknowledge(self, operations: list[dict[str, Any]]) -> None:
+    def _notify(self, who: Address, notice: Notice) -> None:
+        self._send(Output(who, CONTROL.name, notice))
+
+    def _acknowledge(self, commands: Iterable[Command]) -> None:
         """Tells senders, now and then, that they need not send again what is in the journal."""
-        for operation in operations:
-            if "sequence" in operation:
-                who = Address.parse(operation["who"])
+        for command in commands:
+            if command.sequence is not None:
+                who = command.who
                 count = self._unacknowledged.get(who, 0) + 1
                 self._unacknowledged[who] = count % BEATS
                 if count == BEATS:
-                    body = {"kind": "ack", "sequence": self.state.acknowledged(who)}
-                    self._send(Output(who, "control", body))
+                    self._notify(who, Acknowledged(self.state.acknowledged(who)))
+
+
+def _joins(command: Command) -> bool:
+    return isinstance(command.operation, Join)
 
 
 def serve(service: Service) -> None:

@@ -6,19 +6,69 @@ draws no random number, so that replaying the journal of operations leads to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import singledispatchmethod
 
 from unisono.coordinator.checkpoints import Checkpoints
 from unisono.coordinator.delivery import Delivery
 from unisono.coordinator.departed import Departed
-from unisono.coordinator.job import Job
+from unisono.coordinator.job import Job, Sharding
+from unisono.coordinator.messages import (
+    CONTROL,
+    Abandon,
+    Admitted,
+    Answer,
+    Assigned,
+    Body,
+    CheckpointWritten,
+    Closed,
+    CloseRound,
+    Command,
+    Commit,
+    Complete,
+    Continue,
+    Directive,
+    Enter,
+    Entered,
+    EntryGranted,
+    Failed,
+    Failure,
+    Idle,
+    Join,
+    Leased,
+    Leave,
+    Left,
+    Lost,
+    Mismatch,
+    Open,
+    Opened,
+    Operation,
+    Outdated,
+    PartWritten,
+    ReportMalformed,
+    RequestAssignment,
+    RequestLease,
+    Retire,
+    Return,
+    RoundBroken,
+    RoundCompleted,
+    SendState,
+    Skip,
+    SnapshotTaken,
+    StartWithoutMissing,
+    StateReceived,
+    Sync,
+    Synced,
+    TakeSnapshot,
+    ViewChanged,
+    Wait,
+)
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.coordinator.sync_rounds import SyncRounds
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.api import Member, View
 from unisono.pool.pool import Assignment, Pool
-from unisono.pool.ranges import to_ranges
+from unisono.pool.ranges import count
 
 
 class State:
@@ -30,9 +80,9 @@ class State:
         self.job: Job | None = None
         self.pool = Pool(0)
         self.sync_rounds = SyncRounds()
-        self.lost: list[str] = []
+        self.lost: list[Address] = []
         self.joined = 0
-        self.failure: dict[str, Any] | None = None
+        self.failure: Failure | None = None
         self._orderly = False
         self.started = False
         self._drawing = False
@@ -43,10 +93,11 @@ class State:
         self._assignments: list[Assignment] = []
         self._welcomed: set[Address] = set()
         self._trained_before: set[Address] = set()
-        self._entering: dict[Address, dict[str, Any]] = {}
+        self._entering: dict[Address, Command] = {}
         self._asked_welcome: dict[Address, Address] = {}
-        self._leaving: dict[Address, dict[str, Any]] = {}
-        self._waiting: dict[Address, dict[str, Any]] = {}
+        self._leaving: dict[Address, Command] = {}
+        self._want_assignment: dict[Address, tuple[RequestAssignment, Command]] = {}
+        self._want_lease: dict[Address, tuple[RequestLease, Command]] = {}
         self._idle: set[Address] = set()
         self._departed = Departed()
         self._leader: Address | None = None
@@ -59,19 +110,22 @@ class State:
         """The living learners, in the members' order."""
         return self.view.addresses()
 
-    def apply(self, operation: Mapping[str, Any]) -> list[Output]:
+    def apply(self, command: Command) -> list[Output]:
         """Takes one operation of a member (or, without ``sequence``, of the service itself)."""
-        who = Address.parse(operation["who"])
-        if "sequence" in operation:
-            if not self._delivery.is_next(who, operation):
-                return self._delivery.repeat(who, operation)
-            if operation["kind"] != "join" and who not in self.learners:
+        if command.sequence is not None:
+            if not self._delivery.is_next(command):
+                return self._delivery.repeat(command)
+            if not isinstance(command.operation, Join) and command.who not in self.learners:
                 return []  # It has left, or was lost, while this was on its way.
-            self._delivery.take(who, operation)
-        handler = getattr(self, "_on_" + operation["kind"])
-        handler(who, operation)
+            self._delivery.take(command)
+        self.handle(command.operation, command)
         self._advance()
         return self._delivery.out()
+
+    @singledispatchmethod
+    def handle(self, operation: Operation, command: Command) -> None:
+        """What an operation does; one method for each type."""
+        raise NotImplementedError(f"no handler for {operation!r}")
 
     @property
     def orderly(self) -> bool:
@@ -90,8 +144,8 @@ class State:
         """What the living must be told again when the coordinator comes back from its journal."""
         self._tell_view()
         for newcomer, donor in self._asked_welcome.items():
-            self._tell(donor, STRATEGY, {"kind": "welcome", "to": str(newcomer)})
-        if self.job is not None and self.job.sharding == "dynamic":
+            self._direct(donor, SendState(newcomer))
+        if self._is_dynamic:
             self._tell_close()
             self._tell_cut()
             self._tell_after_cut(self._checkpoints.keeping)
@@ -101,68 +155,79 @@ class State:
 
     # Members.
 
-    def _on_join(self, who: Address, op: Mapping[str, Any]) -> None:
-        members = (*self.view.members, Member(who, op["endpoint"]))
+    @handle.register
+    def _on_join(self, operation: Join, command: Command) -> None:
+        members = (*self.view.members, Member(command.who, operation.endpoint))
         self._set_members(tuple(sorted(members)))
         self.joined += 1
-        self._delivery.answer(who, op, {"kind": "admitted"})
+        self._delivery.answer(command, Admitted())
 
-    def _on_open(self, who: Address, op: Mapping[str, Any]) -> None:
-        job = Job(**op["job"])
+    @handle.register
+    def _on_open(self, operation: Open, command: Command) -> None:
+        job = operation.job
         is_new = self.job is None
         if self.job is None:
             self.job = job
-            self.pool = Pool(job.total, [tuple(r) for r in op["committed"]])
-            self.sync_rounds.start(op["sync_round"])
-            self._first_round = self._checkpoints.number = op["sync_round"]
+            self.pool = Pool(job.total, operation.committed)
+            self.sync_rounds.start(operation.round)
+            self._first_round = self._checkpoints.number = operation.round
         if job != self.job:
             reason = f"the learners differ in {self.job.differences(job)}"
-            self._delivery.answer(who, op, {"kind": "refused", "reason": reason})
+            self._delivery.answer(command, Mismatch(reason))
             return
-        self._opened.add(who)
-        if op["sync_round"] == self._first_round > 0:
-            self._restored.add(who)
-        self._delivery.answer(who, op, {"kind": "opened", "new": is_new})
+        self._opened.add(command.who)
+        if operation.round == self._first_round > 0:
+            self._restored.add(command.who)
+        self._delivery.answer(command, Opened(is_new))
 
-    def _on_start(self, who: Address, op: Mapping[str, Any]) -> None:
-        """Not all who were expected have come; the run begins without them."""
+    @handle.register
+    def _on_start(self, operation: StartWithoutMissing, command: Command) -> None:
         self.started = True
         self.expected = len(self.learners)
 
-    def _on_lost(self, who: Address, op: Mapping[str, Any]) -> None:
+    @handle.register
+    def _on_lost(self, operation: Lost, command: Command) -> None:
+        who = command.who
         if who not in self.learners:
             return
-        self.lost.append(str(who))
+        self.lost.append(who)
         self._orderly = False
         if who in self.pool.held:
             self._trained_before.add(who._replace(incarnation=0))
         self._remove(who)
 
-    def _on_retire(self, who: Address, op: Mapping[str, Any]) -> None:
-        """It has trained nothing, because it did not get its state; it comes back as a newcomer."""
+    @handle.register
+    def _on_retire(self, operation: Retire, command: Command) -> None:
         self._orderly = False
-        self._delivery.answer(who, op, {"kind": "left"})
-        self._remove(who)
+        self._delivery.answer(command, Left())
+        self._remove(command.who)
 
-    def _on_leave(self, who: Address, op: Mapping[str, Any]) -> None:
-        self._leaving[who] = dict(op)
+    @handle.register
+    def _on_leave(self, operation: Leave, command: Command) -> None:
+        self._leaving[command.who] = command
 
-    def _on_sync(self, who: Address, op: Mapping[str, Any]) -> None:
-        """All that the member has told before is here."""
-        self._delivery.answer(who, op, {"kind": "synced"})
+    @handle.register
+    def _on_sync(self, operation: Sync, command: Command) -> None:
+        self._delivery.answer(command, Synced())
 
-    def _on_failed(self, who: Address, op: Mapping[str, Any]) -> None:
+    @handle.register
+    def _on_failed(self, operation: Failed, command: Command) -> None:
         if self.failure is None:
-            self.failure = {"who": str(who), "traceback": op["traceback"]}
+            self.failure = Failure(command.who, operation.cause, operation.text)
             for learner in self.learners:
-                self._tell(learner, "control", {"kind": "abandon", **self.failure})
+                self._tell(learner, CONTROL.name, Abandon(self.failure))
+
+    @handle.register
+    def _on_report_malformed(self, operation: ReportMalformed, command: Command) -> None:
+        """The service declares the one who sent it dead."""
 
     def _remove(self, who: Address) -> None:
         self._set_members(tuple(m for m in self.view.members if m.address != who))
         self._welcomed.discard(who)
         self._entering.pop(who, None)
         self._idle.discard(who)
-        self._waiting.pop(who, None)
+        self._want_assignment.pop(who, None)
+        self._want_lease.pop(who, None)
         self._leaving.pop(who, None)
         self._asked_welcome = {
             new: old for new, old in self._asked_welcome.items() if who not in (new, old)
@@ -175,14 +240,17 @@ class State:
         self._departed.add(who, [*witnesses, *self._asked_welcome] if self._by_word else [])
 
     @property
+    def _is_dynamic(self) -> bool:
+        return self.job is not None and self.job.sharding is Sharding.DYNAMIC
+
+    @property
     def _by_word(self) -> bool:
         """Dynamic sharding without sync rounds: others may have the work of the dead."""
-        job = self.job
-        return job is not None and job.sharding == "dynamic" and not job.commits_by_round
+        return self._is_dynamic and self.job is not None and not self.job.commits_by_round
 
-    def _on_closed(self, who: Address, op: Mapping[str, Any]) -> None:
-        """The member has told all that it has of one that is gone."""
-        self._departed.close(Address.parse(op["gone"]), who)
+    @handle.register
+    def _on_closed(self, operation: Closed, command: Command) -> None:
+        self._departed.close(operation.gone, command.who)
 
     def _set_members(self, members: tuple[Member, ...]) -> None:
         self.view = View(self.view.version + 1, members)
@@ -190,63 +258,72 @@ class State:
 
     def _tell_view(self) -> None:
         for learner in self.learners:
-            self._tell(learner, "control", {"kind": "view", **self.view.to_body()})
+            self._tell(learner, CONTROL.name, ViewChanged(self.view))
 
     # The pool.
 
-    def _on_assignment(self, who: Address, op: Mapping[str, Any]) -> None:
-        self._waiting[who] = dict(op)
+    @handle.register
+    def _on_request_assignment(self, operation: RequestAssignment, command: Command) -> None:
+        self._want_assignment[command.who] = operation, command
 
-    _on_draw = _on_assignment
+    @handle.register
+    def _on_request_lease(self, operation: RequestLease, command: Command) -> None:
+        self._want_lease[command.who] = operation, command
 
-    def _on_idle(self, who: Address, op: Mapping[str, Any]) -> None:
-        self._idle.add(who)
+    @handle.register
+    def _on_idle(self, operation: Idle, command: Command) -> None:
+        self._idle.add(command.who)
 
-    def _on_commit(self, who: Address, op: Mapping[str, Any]) -> None:
-        """Work whose effect is in state that survives its learner; ``notes`` has it by owner."""
-        for owner, note in op["notes"].items():
-            ranges = to_ranges(note)
-            self.pool.commit(Address.parse(owner), ranges)
-            self._checkpoints.add(Address.parse(owner), ranges)
+    @handle.register
+    def _on_commit(self, operation: Commit, command: Command) -> None:
+        for owner, ranges in operation.notes.items():
+            self.pool.commit(owner, ranges)
+            self._checkpoints.add(owner, ranges)
 
-    def _on_cut(self, who: Address, op: Mapping[str, Any]) -> None:
-        self._checkpoints.cut(who, op["sync_round"], to_ranges(op["ranges"]))
+    @handle.register
+    def _on_snapshot_taken(self, operation: SnapshotTaken, command: Command) -> None:
+        self._checkpoints.cut(command.who, operation.checkpoint, operation.ranges)
         self._tell_after_cut(self._checkpoints.keeping)
 
     def _tell_after_cut(self, keep: int | None) -> None:
         """All have cut, or it was given up: whoever holds back its work may go on."""
         if not self._checkpoints.cutting:
             for member in sorted(self._welcomed):
-                self._tell(member, STRATEGY, {"kind": "go on", "keep": keep})
+                self._direct(member, Continue(keep))
 
-    def _on_skip(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.pool.skip(who, to_ranges(op["ranges"]))
+    @handle.register
+    def _on_skip(self, operation: Skip, command: Command) -> None:
+        self.pool.skip(command.who, operation.ranges)
 
-    def _on_return(self, who: Address, op: Mapping[str, Any]) -> None:
-        """What it computed came too late to be used."""
-        self.pool.give_back(who, to_ranges(op["ranges"]), suspect=False)
-        self.pool.counts.dropped += sum(b - a for a, b in to_ranges(op["ranges"]))
+    @handle.register
+    def _on_return(self, operation: Return, command: Command) -> None:
+        self.pool.give_back(command.who, operation.ranges, suspect=False)
+        self.pool.counts.dropped += count(operation.ranges)
 
     # Sync rounds.
 
-    def _on_completed(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.sync_rounds.complete(who, op["sync_round"], op.get("notes"))
+    @handle.register
+    def _on_round_completed(self, operation: RoundCompleted, command: Command) -> None:
+        self.sync_rounds.complete(command.who, operation.round, operation.notes)
 
-    def _on_stand(self, who: Address, op: Mapping[str, Any]) -> None:
-        self.sync_rounds.stand(who, op["sync_round"], dict(op))
+    @handle.register
+    def _on_round_broken(self, operation: RoundBroken, command: Command) -> None:
+        self.sync_rounds.stand(command.who, operation.round, command)
 
-    def _on_enter(self, who: Address, op: Mapping[str, Any]) -> None:
-        self._asked_welcome.pop(who, None)
-        self._entering[who] = dict(op)
+    @handle.register
+    def _on_enter(self, operation: Enter, command: Command) -> None:
+        self._asked_welcome.pop(command.who, None)
+        self._entering[command.who] = command
 
-    def _on_welcomed(self, who: Address, op: Mapping[str, Any]) -> None:
+    @handle.register
+    def _on_state_received(self, operation: StateReceived, command: Command) -> None:
         """If its donor died, the others may have agreed without it since: then once more."""
-        self._asked_welcome.pop(who, None)
-        current = op["rounds"] == self.sync_rounds.resolved and not self.sync_rounds.open
+        self._asked_welcome.pop(command.who, None)
+        current = operation.rounds == self.sync_rounds.resolved and not self.sync_rounds.open
         current = current or self._by_word
         if current:
-            self._let_in(who)
-        self._delivery.answer(who, op, {"kind": "in" if current else "again"})
+            self._let_in(command.who)
+        self._delivery.answer(command, Entered() if current else Outdated())
 
     def _let_in(self, who: Address) -> None:
         """Dynamic sharding: the learner has the run's parameters."""
@@ -260,7 +337,7 @@ class State:
         Static sharding: the members of the last assignment; its newcomers once they have completed
         a round, or if nobody else is left.
         """
-        if self.job is not None and self.job.sharding == "dynamic":
+        if self._is_dynamic:
             return [a for a in self.learners if a in self._welcomed]
         if not self._assignments:
             return []
@@ -305,46 +382,43 @@ class State:
         if len(self.learners) >= self.expected:
             self.started = True
         if self.job is not None and self.started:
-            if self.job.sharding == "static":
-                self._assign()
-            else:
+            if self._is_dynamic:
                 self._welcome()
                 self._draw()
+            else:
+                self._assign()
         self._let_leave()
 
     def _commit_agreed(self) -> None:
         before = self.sync_rounds.resolved
         for notes in self.sync_rounds.resolve(self.learners):
             for owner, ranges in notes.items():
-                self.pool.commit(Address.parse(owner), [(a, b) for a, b in ranges])
+                self.pool.commit(owner, ranges)
         self._checkpoints.fix(before, self.sync_rounds.resolved, self.pool.committed)
 
-    def _on_part(self, who: Address, op: Mapping[str, Any]) -> None:
-        """A learner has written its part of a checkpoint; the last one makes it whole."""
-        number = op["sync_round"]
-        committed = self._checkpoints.part(who, number, self.learners)
+    @handle.register
+    def _on_part_written(self, operation: PartWritten, command: Command) -> None:
+        """The last part of a checkpoint makes it whole."""
+        number = operation.checkpoint
+        committed = self._checkpoints.part(command.who, number, self.learners)
         if committed is not None:
-            body = {
-                "kind": "checkpoint",
-                "folder": op["folder"],
-                "keep": op["keep"],
-                "pool": {
-                    "committed": [list(r) for r in committed or self.pool.committed],
-                    "sync_round": number + 1,
-                },
-            }
-            self._tell(COORDINATOR, "checkpoint", body)
+            committed = committed or list(self.pool.committed)
+            self._tell(
+                COORDINATOR,
+                "checkpoint",
+                CheckpointWritten(operation.folder, operation.keep, tuple(committed), number + 1),
+            )
 
     def _regroup(self) -> None:
-        for who, request, body in self.sync_rounds.regroup(self.learners, self._delivery.send):
-            self._delivery.answer(who, request, body)
+        for command, answer in self.sync_rounds.regroup(self.learners, self._delivery.send):
+            self._delivery.answer(command, answer)
 
     def _let_leave(self) -> None:
         """Dynamic sharding: after every sync round that counts the leaver; static: at once."""
-        static = self.job is not None and self.job.sharding == "static"
-        for who, request in list(self._leaving.items()):
+        static = self.job is not None and not self._is_dynamic
+        for who, command in list(self._leaving.items()):
             if static or self.pool.over or not self.sync_rounds.may_contain(who):
-                self._delivery.answer(who, request, {"kind": "left"})
+                self._delivery.answer(command, Left())
                 self._orderly = True
                 self._remove(who)
 
@@ -353,8 +427,8 @@ class State:
         goes_on = self._first_round > 0 and not self._assignments
         if goes_on and any(a not in self._opened for a in self.learners):
             return  # who has joined says next whether it has the state of the run already
-        for who, request in sorted(self._waiting.items()):
-            number = request["number"]
+        for who, (request, command) in sorted(self._want_assignment.items(), key=_address):
+            number = request.number
             if number is None:
                 number = next(
                     (d.number for d in self._assignments if who in d.members),
@@ -362,19 +436,19 @@ class State:
                 )
             if number == len(self._assignments) and self.pool.free:
                 self._make_assignment()
+            answer: Answer
             if number < len(self._assignments) and who in self._assignments[number].members:
-                del self._waiting[who]
-                self._delivery.answer(
-                    who, request, {"kind": "assignment", **self._assignments[number].to_body()}
-                )
+                answer = Assigned(self._assignments[number])
             elif self.pool.over:
-                del self._waiting[who]
-                self._delivery.answer(who, request, self._over())
-            elif not request["patient"]:
-                del self._waiting[who]
-                self._delivery.answer(who, request, {"kind": "wait"})
+                answer = self._over()
+            elif not request.patient:
+                answer = Wait()
+            else:
+                continue
+            del self._want_assignment[who]
+            self._delivery.answer(command, answer)
 
-    def _over(self) -> dict[str, Any]:
+    def _over(self) -> Complete:
         """Everything is committed; the first who has the model is to see to it."""
         if self._leader is None:
             members = set(self._assignments[-1].members) if self._assignments else self._welcomed
@@ -382,7 +456,7 @@ class State:
                 # Everything was committed before: all have the model from their checkpoint.
                 members = set(self.learners)
             self._leader = next((a for a in self.learners if a in members), None)
-        return {"kind": "over", "leader": self._leader and str(self._leader)}
+        return Complete(self._leader)
 
     def _make_assignment(self) -> None:
         assert self.job is not None
@@ -416,23 +490,23 @@ class State:
         """Dynamic sharding: a newcomer gets a living learner's state, between two sync rounds."""
         if self.sync_rounds.open:
             return
-        for who, request in sorted(self._entering.items()):
+        for who, command in sorted(self._entering.items(), key=_address):
             donor = min(self._welcomed, default=None)
             if self.pool.over:
                 del self._entering[who]
-                self._delivery.answer(who, request, {"kind": "over"})
+                self._delivery.answer(command, Complete())
                 continue
             if who in self._restored and not self.pool.counts.committed:
                 donor = None  # It comes with its own part of the run's state.
             elif donor is None and who != self._first_donor([who]):
                 continue
             del self._entering[who]
-            self._delivery.answer(who, request, {"kind": "enter", "donor": donor and str(donor)})
+            self._delivery.answer(command, EntryGranted(donor))
             if donor is None:
                 self._let_in(who)
             else:
                 self._asked_welcome[who] = donor
-                self._tell(donor, STRATEGY, {"kind": "welcome", "to": str(who)})
+                self._direct(donor, SendState(who))
 
     def _draw(self) -> None:
         assert self.job is not None
@@ -440,21 +514,7 @@ class State:
         if self._asked_welcome or (missing and not self._drawing):
             return
         self._drawing = True
-        for who, request in list(self._waiting.items()):
-            if self.pool.over:
-                body = self._over()
-            elif self.pool.free and self._may_draw(who):
-                ranges = self.pool.lease(who, request["want"], len(self.learners))
-                self._dynamic += sum(b - a for a, b in ranges)
-                body = {"kind": "lease", "ranges": [list(r) for r in ranges]}
-            elif not request["patient"]:
-                body = {"kind": "wait"}
-            else:
-                continue
-            del self._waiting[who]
-            if body["kind"] == "lease":
-                self._idle.discard(who)
-            self._delivery.answer(who, request, body)
+        self._grant_leases()
         if not self.job.commits_by_round:
             if not self._checkpoints.cutting and self._checkpoint_due():
                 self._checkpoints.order(sorted(self._welcomed), self.pool.committed)
@@ -465,6 +525,23 @@ class State:
         if (spent or (dry and not self.pool.over)) and not self.sync_rounds.open:
             self._dynamic = 0
             self._open_round()
+
+    def _grant_leases(self) -> None:
+        for who, (request, command) in list(self._want_lease.items()):
+            answer: Answer
+            if self.pool.over:
+                answer = self._over()
+            elif self.pool.free and self._may_draw(who):
+                ranges = self.pool.lease(who, request.want, len(self.learners))
+                self._dynamic += count(ranges)
+                answer = Leased(tuple(ranges))
+                self._idle.discard(who)
+            elif not request.patient:
+                answer = Wait()
+            else:
+                continue
+            del self._want_lease[who]
+            self._delivery.answer(command, answer)
 
     def _may_draw(self, who: Address) -> bool:
         """At the start one learner may have to train by itself until all of that is committed."""
@@ -486,25 +563,28 @@ class State:
 
     def _tell_cut(self) -> None:
         """Dynamic sharding, by word: everybody keeps its model as it is."""
-        if self._checkpoints.cutting:
+        number = self._checkpoints.keeping
+        if self._checkpoints.cutting and number is not None:
             for member in sorted(self._welcomed):
-                number = self._checkpoints.keeping
-                self._tell(member, STRATEGY, {"kind": "cut", "sync_round": number})
+                self._direct(member, TakeSnapshot(number))
 
     def _tell_close(self) -> None:
         """Dynamic sharding: the quota is spent, and everybody contributes what it has finished."""
         members = self.sync_rounds.participants(self.sync_rounds.resolved) or []
-        body = {
-            "kind": "close",
-            "sync_round": self.sync_rounds.resolved,
-            "members": [str(a) for a in members],
-            "checkpoint": self._checkpoints.keeping == self.sync_rounds.resolved,
-        }
+        number = self.sync_rounds.resolved
+        order = CloseRound(number, tuple(members), self._checkpoints.keeping == number)
         for member in members:
             if member in self.learners:
-                self._tell(member, STRATEGY, body)
+                self._direct(member, order)
 
     # Messages.
 
-    def _tell(self, to: Address, port: str, body: dict[str, Any]) -> None:
+    def _tell(self, to: Address, port: str, body: Body) -> None:
         self._delivery.send(Output(to, port, body))
+
+    def _direct(self, to: Address, directive: Directive) -> None:
+        self._tell(to, STRATEGY, directive)
+
+
+def _address(item: tuple[Address, object]) -> Address:
+    return item[0]

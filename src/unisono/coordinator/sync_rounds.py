@@ -16,14 +16,12 @@ it, there are two cases:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
+from unisono.coordinator.messages import Command, Fetch, Retry, SendResult
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.fabric.address import Address
-
-Notes = Mapping[str, Sequence[Sequence[int]]]
-"""What went into sync rounds: the ranges of each contributor."""
+from unisono.pool.ranges import Notes
 
 
 class SyncRounds:
@@ -34,15 +32,15 @@ class SyncRounds:
         self._expected: list[tuple[int, int, list[Address]]] = []
         self._done: dict[Address, int] = {}
         self._notes: list[tuple[int, Notes]] = []
-        self._standing: dict[Address, tuple[int, dict[str, Any]]] = {}
+        self._standing: dict[Address, tuple[int, Command]] = {}
         self._excluded: set[Address] = set()
         self._attempts: dict[int, int] = {}
-        self._supplies: list[Output] = []
+        self._supplies: list[tuple[Address, SendResult]] = []
 
     @property
     def supplies(self) -> list[Output]:
         """Orders to hand a result on, of sync rounds that are not resolved."""
-        return [s for s in self._supplies if s.body["sync_round"] >= self.resolved]
+        return [Output(to, STRATEGY, s) for to, s in self._supplies if s.round >= self.resolved]
 
     @property
     def open(self) -> bool:
@@ -85,7 +83,7 @@ class SyncRounds:
         """Whether this member has the result of a sync round."""
         return self._done.get(who, 0) > number
 
-    def stand(self, who: Address, number: int, request: dict[str, Any]) -> None:
+    def stand(self, who: Address, number: int, request: Command) -> None:
         """Sync round ``number`` broke for this member; all before are complete at it."""
         self._done[who] = max(self._done.get(who, 0), number)
         self._standing[who] = (number, request)
@@ -103,7 +101,7 @@ class SyncRounds:
                 # Only the dead had seen it: what went into it is not committed.
                 self._notes = [n for n in self._notes if n[0] != self.resolved]
             self.resolved += 1
-            self._supplies = self.supplies
+            self._supplies = [s for s in self._supplies if s[1].round >= self.resolved]
         ready = [notes for number, notes in self._notes if number < self.resolved]
         self._notes = [(number, notes) for number, notes in self._notes if number >= self.resolved]
         yield from ready
@@ -112,25 +110,24 @@ class SyncRounds:
         self,
         living: Sequence[Address],
         tell: Callable[[Output], None],
-    ) -> Iterator[tuple[Address, dict[str, Any], dict[str, Any]]]:
+    ) -> Iterator[tuple[Command, Fetch | Retry]]:
         """Decides for those who stand, once it is known where everybody is."""
         while self._standing:
             number = min(n for n, _ in self._standing.values())
             alive = [a for a in self.participants(number) or [] if a in living]
-            here = [a for a in alive if self._standing.get(a, (None,))[0] == number]
+            here = [a for a in alive if a in self._standing and self._standing[a][0] == number]
             ahead = [a for a in alive if self._done.get(a, 0) > number]
             if len(here) + len(ahead) < len(alive):
                 return
             if ahead:
-                body = {"kind": "fetch", "sync_round": number, "source": str(ahead[0])}
-                names = [str(a) for a in here]
-                order = {"kind": "supply", "sync_round": number, "to": names}
-                self._supplies.append(Output(ahead[0], STRATEGY, order))
-                tell(self._supplies[-1])
+                answer: Fetch | Retry = Fetch(number, ahead[0])
+                order = SendResult(number, tuple(here))
+                self._supplies.append((ahead[0], order))
+                tell(Output(ahead[0], STRATEGY, order))
             else:
-                body = self._redo(number, living)
+                answer = self._redo(number, living)
             for who in here:
-                yield who, self._standing.pop(who)[1], body
+                yield self._standing.pop(who)[1], answer
 
     def participants(self, number: int) -> list[Address] | None:
         """Who was to take part in a sync round, the dead included; None if it is not expected."""
@@ -139,13 +136,8 @@ class SyncRounds:
                 return members
         return None
 
-    def _redo(self, number: int, living: Sequence[Address]) -> dict[str, Any]:
+    def _redo(self, number: int, living: Sequence[Address]) -> Retry:
         participants = self.participants(number) or []
         self._excluded.update(a for a in participants if a not in living)
         self._attempts[number] = self._attempts.get(number, 0) + 1
-        return {
-            "kind": "redo",
-            "sync_round": number,
-            "attempt": self._attempts[number],
-            "excluded": [str(a) for a in sorted(self._excluded)],
-        }
+        return Retry(number, self._attempts[number], tuple(sorted(self._excluded)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, Generic, NamedTuple, Protocol, overload
+
+from typing_extensions import TypeVar
 
 from unisono.fabric.address import Address
+from unisono.fabric.codec import Malformed, TypedPort, encode_message
 from unisono.fabric.vector import Vector
 
 CREDIT = 8
@@ -20,9 +24,14 @@ BODY_LIMIT = 128 * 1024
 VECTOR_LIMIT = 1 << 30
 """Bytes of the longest vector that is accepted where nobody has set another limit."""
 
-Body = Mapping[str, Any]
+Body = Any
+"""A message: a dataclass, or plain data."""
+PortName = str | TypedPort[Any]
+"""A port, by name alone where its messages are plain data."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
+B = TypeVar("B", default=Any)
 
 
 class Gone(Exception):  # noqa: N818  (a fact, not an error)
@@ -73,26 +82,42 @@ class View:
         """The members of a role, in the members' order."""
         return sorted(m.address for m in self.members if m.address.role == role)
 
-    def to_body(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "version": self.version,
-            "members": [[str(m.address), m.endpoint] for m in self.members],
-        }
 
-    @staticmethod
-    def from_body(body: Body) -> View:
-        """The inverse of ``to_body``."""
-        members = tuple(Member(Address.parse(a), e) for a, e in body["members"])
-        return View(body["version"], members)
+@dataclass(frozen=True)
+class MembersChanged:
+    """A notice of the fabric: there is a new view, and the last messages of the gone are here."""
+
+    version: int
+    gone: tuple[Address, ...]
+    joined: tuple[Address, ...]
+
+
+@dataclass(frozen=True)
+class CoordinatorFound:
+    """A notice of the fabric: the coordinator can be reached, for the first time or again."""
+
+
+@dataclass(frozen=True)
+class ConnectionLost:
+    """A notice of the fabric: the connection of a peer has ended."""
+
+    who: Address
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A notice of the fabric: a peer has sent something malformed, which was dropped."""
+
+    who: Address
+    why: str
 
 
 @dataclass
-class Message:
+class Message(Generic[B]):
     """A received message. Its vector is borrowed until ``release``."""
 
     sender: Address
-    body: Body
+    body: B
     vector: Vector | None = None
     on_release: Callable[[], None] | None = field(default=None, repr=False)
 
@@ -105,19 +130,54 @@ class Message:
 
 def encode(body: Body) -> bytes:
     """The body as it travels; refuses what is not plain data or is too large."""
-    data = _ENCODER.encode(body).encode()
+    plain = encode_message(body) if is_dataclass(body) else body
+    data = _ENCODER.encode(plain).encode()
     if len(data) > BODY_LIMIT:
         raise ValueError(f"a message body of {len(data)} bytes; at most {BODY_LIMIT}")
     return data
+
+
+def name_of(port: PortName) -> str:
+    """The name of a port."""
+    return port if isinstance(port, str) else port.name
+
+
+class Screen:
+    """Gives the messages of typed ports their types, and keeps malformed ones out.
+
+    The first malformed message of a sender is told, in one line and to ``tell``.
+    """
+
+    def __init__(self, tell: Callable[[Rejected], None]) -> None:
+        self._tell = tell
+        self._rejected: set[Address] = set()
+
+    def passes(self, port: PortName, message: Message[Any]) -> bool:
+        """Whether the message may be received; its body is read then."""
+        if isinstance(port, str):
+            return True
+        try:
+            message.body = port.read(message.body)
+        except Malformed as error:
+            message.release()
+            self._reject(message.sender, f"port {port.name}: {error}")
+            return False
+        return True
+
+    def _reject(self, sender: Address, why: str) -> None:
+        if sender not in self._rejected:
+            self._rejected.add(sender)
+            _log.warning("unisono: dropped %s, which sent a malformed message: %s", sender, why)
+            self._tell(Rejected(sender, why))
 
 
 class Fabric(Protocol):
     """One node: the messages, activities and clock of one address.
 
     All calls block plainly. A port opened with ``members`` also receives, as messages from the
-    node itself, ``{"kind": "members", "gone": [...], "joined": [...]}`` when the view changes and
-    ``{"kind": "coordinator"}`` when the coordinator can be reached again; one opened with ``lost``
-    receives ``{"kind": "lost", "who": ...}`` when a connection of a peer ends.
+    node itself, ``MembersChanged`` when the view changes, ``CoordinatorFound`` when the coordinator
+    can be reached (again), and ``Rejected`` when somebody sent a malformed message to a typed port;
+    one opened with ``lost`` receives ``ConnectionLost`` and ``Rejected``.
     """
 
     @property
@@ -154,18 +214,36 @@ class Fabric(Protocol):
         """Starts an activity beside this one; an exception in it cancels the node."""
         ...
 
-    def port(self, name: str, *, members: bool = False, lost: bool = False) -> None:
+    def port(self, port: PortName, *, members: bool = False, lost: bool = False) -> None:
         """Opens a port; messages that came before wait in it."""
         ...
 
-    def post(self, port: str, body: Body) -> None:
-        """A message to oneself; never blocks."""
-        ...
+    # A message to oneself, which comes as it is; never blocks.
+
+    @overload
+    def post(self, port: TypedPort[B], body: B) -> None: ...
+    @overload
+    def post(self, port: str, body: Body) -> None: ...
 
     def meet(self, member: Member) -> None:
         """Learns where somebody is reached who is not in the view (yet, or any more)."""
         ...
 
+    # Sends; waits for credit, or raises ``Full`` without ``wait``. Raises ``Gone`` for a member
+    # that is known to be gone. A message to one who is dead but not declared so is lost: whoever
+    # waits for the answer is woken by the declaration.
+
+    @overload
+    def send(
+        self,
+        to: Address,
+        port: TypedPort[B],
+        body: B,
+        vector: Vector | None = None,
+        *,
+        wait: bool = True,
+    ) -> None: ...
+    @overload
     def send(
         self,
         to: Address,
@@ -174,19 +252,18 @@ class Fabric(Protocol):
         vector: Vector | None = None,
         *,
         wait: bool = True,
-    ) -> None:
-        """Sends; waits for credit, or raises ``Full`` without ``wait``.
+    ) -> None: ...
 
-        Raises ``Gone`` for a member that is known to be gone. A message to one who is dead but not
-        declared so is lost: whoever waits for the answer is woken by the declaration.
-        """
-        ...
+    # The next message, of anyone or of one sender (then ``Gone`` if it is gone).
 
+    @overload
+    def receive(
+        self, port: TypedPort[B], from_: Address | None = None, timeout: float | None = None
+    ) -> Message[B]: ...
+    @overload
     def receive(
         self, port: str, from_: Address | None = None, timeout: float | None = None
-    ) -> Message:
-        """The next message, of anyone or of one sender (then ``Gone`` if it is gone)."""
-        ...
+    ) -> Message[Any]: ...
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work``; in simulation it takes ``cost`` seconds."""

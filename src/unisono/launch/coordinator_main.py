@@ -14,7 +14,7 @@ from unisono.coordinator.journal import FileJournal
 from unisono.coordinator.service import Service, serve
 from unisono.coordinator.state import State
 from unisono.errors import UserError
-from unisono.fabric import COORDINATOR
+from unisono.fabric import COORDINATOR, to_plain
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.endpoints import SocketAddress, tcp_place
 from unisono.fabric.network.tcp_listener import NetworkSettings
@@ -50,9 +50,9 @@ def outcome_of(state: State) -> dict[str, Any]:
         "minibatches": asdict(state.pool.counts),
         "over": state.pool.over,
         "rounds": state.sync_rounds.resolved,
-        "lost": state.lost,
+        "lost": [str(address) for address in state.lost],
         "joined": state.joined,
-        "failure": state.failure,
+        "failure": None if state.failure is None else to_plain(state.failure),
     }
 
 

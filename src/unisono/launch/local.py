@@ -130,7 +130,7 @@ class Launch:
         path = directory / OUTCOME
         told = json.loads(path.read_text()) if path.is_file() else {}
         if not failure and told.get("failure"):
-            failure = told["failure"]["traceback"]
+            failure = told["failure"]["text"]
         if not failure and not told.get("over"):
             failure = "every learner was lost" if len(lost) == self._started else ""
         return Outcome(bool(failure), failure, told, lost)

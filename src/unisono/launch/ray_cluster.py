@@ -244,7 +244,7 @@ class ClusterRun:
             told = self.ray.get(self._served)
         except self.ray.exceptions.RayError as error:
             raise UserError(f"the coordinator ended: {_reason(error)}") from None
-        failure = (told["failure"] or {}).get("traceback", "")
+        failure = (told["failure"] or {}).get("text", "")
         if not failure and not told["over"] and not self._learners:
             failure = "every learner was lost"
         return Outcome(bool(failure), failure, told, self._lost)

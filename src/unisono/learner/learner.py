@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.errors import UserError
+from unisono.coordinator.messages import PartWritten
+from unisono.errors import Diverged, UserError
 from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.blocking import check_may_block
 from unisono.learner.checkpointer import Checkpointer, Stateful
@@ -361,7 +362,7 @@ class Learner:
                 self._optimizers.finish_update()
             self._notice_skip(session)
         if self._guard.has_diverged:
-            raise UserError(
+            raise Diverged(
                 f"learner {self.number}: {self._guard.skipped} steps were not finite, the last "
                 "ten one after the other: lower the learning rate, or look at the data"
             )
@@ -415,6 +416,4 @@ class Learner:
     def _write_checkpoint(self, sync_round: int, strategy: StateBundle) -> None:
         assert self._checkpointer is not None and self._session is not None
         folder = self._checkpointer.write(sync_round, strategy)
-        self._session.client.tell(
-            "part", sync_round=sync_round, folder=str(folder), keep=self._keep
-        )
+        self._session.client.tell(PartWritten(sync_round, str(folder), self._keep))

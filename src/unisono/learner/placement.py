@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from unisono.config import LinksConfig
 from unisono.coordinator.journal import NoJournal
+from unisono.coordinator.messages import CheckpointWritten
 from unisono.coordinator.service import Service, serve
 from unisono.errors import UserError
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
@@ -37,9 +38,10 @@ def link_environment(links: LinksConfig) -> dict[str, str]:
     return {INTERFACE: links.interface} if links.interface else {}
 
 
-def commit_checkpoint(body: dict[str, Any]) -> None:
+def commit_checkpoint(written: CheckpointWritten) -> None:
     """What a coordinator does when the last part of a checkpoint is there."""
-    commit(Path(body["folder"]), body["pool"], body["keep"])
+    pool = {"committed": written.committed, "sync_round": written.next_round}
+    commit(Path(written.folder), pool, written.keep)
 
 
 class Placement(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from unisono.coordinator.client import Client
+from unisono.coordinator.messages import Complete, RequestAssignment, RequestLease, Wait
 from unisono.fabric import Address
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range, count, cut
@@ -85,14 +86,15 @@ class Planner:
     def _static(self) -> Iterator[Item]:
         number: int | None = None
         while True:
-            answer = self.client.call("assignment", "plan", number=number, patient=False)
-            if answer["kind"] == "wait":
+            answer = self.client.call(RequestAssignment(number, patient=False), "plan")
+            if isinstance(answer, Wait):
                 yield NoFreeLease()
-                answer = self.client.call("assignment", "plan", number=number, patient=True)
-            if answer["kind"] == "over":
-                yield PoolExhausted(answer["leader"] and Address.parse(answer["leader"]))
+                answer = self.client.call(RequestAssignment(number, patient=True), "plan")
+            if isinstance(answer, Complete):
+                yield PoolExhausted(answer.leader)
                 return
-            assignment = Assignment.from_body(dict(answer))
+            assert not isinstance(answer, Wait)
+            assignment = answer.assignment
             number = assignment.number + 1
             yield NewAssignment(assignment)
             for round_ in range(assignment.rounds):
@@ -126,17 +128,18 @@ class Planner:
 
     def _dynamic(self) -> Iterator[Item]:
         while True:
-            answer = self.client.call("draw", "plan", want=self.want, patient=False)
-            if answer["kind"] == "wait":
+            answer = self.client.call(RequestLease(self.want, patient=False), "plan")
+            if isinstance(answer, Wait):
                 yield NoFreeLease()
-                answer = self.client.call("draw", "plan", want=self.want, patient=True)
-            if answer["kind"] == "over":
-                yield PoolExhausted(answer["leader"] and Address.parse(answer["leader"]))
+                answer = self.client.call(RequestLease(self.want, patient=True), "plan")
+            if isinstance(answer, Complete):
+                yield PoolExhausted(answer.leader)
                 return
-            for position in _positions([(a, b) for a, b in answer["ranges"]]):
+            assert not isinstance(answer, Wait)
+            for position in _positions(answer.ranges):
                 yield Minibatch(position, reached=position + 1)
 
 
-def _positions(ranges: list[Range]) -> Iterator[int]:
+def _positions(ranges: Iterable[Range]) -> Iterator[int]:
     for start, stop in ranges:
         yield from range(start, stop)

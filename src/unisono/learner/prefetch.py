@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from unisono.fabric import Cancelled, Fabric
+from unisono.fabric import Cancelled, Fabric, TypedPort
 
 T = TypeVar("T")
-_FULL = "prefetched"
-_FREE = "prefetch-room"
+
+
+@dataclass(frozen=True)
+class _Room:
+    """There is room for one more."""
+
+
+@dataclass(frozen=True)
+class _Next:
+    """An item."""
+
+    item: Any
+
+
+@dataclass(frozen=True)
+class _End:
+    """There are no more items, or there was an error."""
+
+    error: Exception | None = None
+
+
+_FULL: TypedPort[_Next | _End] = TypedPort("prefetched")
+_FREE: TypedPort[_Room] = TypedPort("prefetch-room")
 
 
 class Prefetcher(Generic[T]):
@@ -25,27 +47,27 @@ class Prefetcher(Generic[T]):
         fabric.port(_FULL)
         fabric.port(_FREE)
         for _ in range(depth):
-            fabric.post(_FREE, {})
+            fabric.post(_FREE, _Room())
         fabric.spawn("prefetch", self._make)
 
     def _make(self) -> None:
         try:
             for item in self._items:
                 self._fabric.receive(_FREE)
-                self._fabric.post(_FULL, {"item": item})
+                self._fabric.post(_FULL, _Next(item))
         except Cancelled:
             raise
         except Exception as error:
-            self._fabric.post(_FULL, {"error": error})
+            self._fabric.post(_FULL, _End(error))
             return
-        self._fabric.post(_FULL, {})
+        self._fabric.post(_FULL, _End())
 
     def __iter__(self) -> Iterator[T]:
         while True:
-            body = self._fabric.receive(_FULL).body
-            if "error" in body:
-                raise body["error"]
-            if "item" not in body:
+            message = self._fabric.receive(_FULL).body
+            if isinstance(message, _End):
+                if message.error is not None:
+                    raise message.error
                 return
-            yield body["item"]
-            self._fabric.post(_FREE, {})
+            yield message.item
+            self._fabric.post(_FREE, _Room())

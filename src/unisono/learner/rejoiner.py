@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.coordinator.client import Refused
-from unisono.errors import UserError
+from unisono.coordinator.messages import Failed, Leave, Sync
+from unisono.errors import Cause, UserError
 from unisono.fabric import Cancelled
 from unisono.learner.placement import Placement, address_at
 from unisono.learner.planner import Minibatch
@@ -88,7 +89,7 @@ class Rejoiner:
         if error is None:
             self.current.replica.abort_update()
             with self.surviving():
-                self.current.client.call("leave", "session")
+                self.current.client.call(Leave(), "session")
         elif isinstance(error, Exception) and not isinstance(error, Cancelled):
             self.current.replica.abort_update()
             self._report(error)
@@ -102,11 +103,13 @@ class Rejoiner:
     def _report(self, error: Exception) -> None:
         """A bug (or bad input) ends the run everywhere, with this traceback first."""
         if isinstance(error, UserError):
-            text = str(error)
+            cause, text = error.cause, str(error)
         else:
-            text = "".join(traceback.format_exception(error))
+            cause, text = Cause.EXCEPTION, "".join(traceback.format_exception(error))
         try:
-            self.session.client.tell("failed", traceback=text[-_LONGEST_TRACEBACK:])
+            self.session.client.tell(Failed(cause, text[-_LONGEST_TRACEBACK:]))
+            # Until it is in the journal: the coordinator may live in this very process.
+            self.session.client.call(Sync(), "session")
         except Cancelled:
             return
 

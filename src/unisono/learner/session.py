@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from unisono.coordinator.client import Client
+from unisono.coordinator.job import Job
+from unisono.coordinator.messages import Join, Leave, Mismatch, Open
 from unisono.errors import UserError
 from unisono.fabric import Fabric
 from unisono.learner.planner import Planner
 from unisono.learner.replica import LearnerReplica, OptimizerAccess, Storage
 from unisono.learner.stepper import Stepper
 from unisono.learner.task import Task
+from unisono.pool.ranges import merge
 from unisono.strategies.base import Participant, Strategy
 
 T = TypeVar("T")
@@ -54,26 +57,24 @@ class Session(Generic[T]):
 
     def enroll(self) -> bool:
         """Becomes a member and says what it wants to train; whether it is the first to say it."""
-        self.client.call("join", "session", endpoint=self.fabric.endpoint)
-        job = {
-            "total": self._task.total,
-            "sharding": self._round_plan.sharding.value,
-            "share": self._round_plan.share,
-            "rounds": self._round_plan.rounds,
-            "commits_by_round": self._round_plan.commits_by_round,
-            "fingerprint": f"{self._strategy!r} {self._task.fingerprint}",
-            "checkpoint_every": self._task.checkpoint_every,
-            "alone": round(self._round_plan.alone * self._task.total),
-        }
-        committed = [list(r) for r in self._task.committed]
-        answer = self.client.call(
-            "open", "session", job=job, committed=committed, sync_round=self._task.sync_round
+        self.client.call(Join(self.fabric.endpoint), "session")
+        job = Job(
+            total=self._task.total,
+            sharding=self._round_plan.sharding,
+            share=self._round_plan.share,
+            rounds=self._round_plan.rounds,
+            commits_by_round=self._round_plan.commits_by_round,
+            fingerprint=f"{self._strategy!r} {self._task.fingerprint}",
+            checkpoint_every=self._task.checkpoint_every,
+            alone=round(self._round_plan.alone * self._task.total),
         )
-        if answer["kind"] == "refused":
-            raise UserError(answer["reason"])
-        return bool(answer["new"])
+        committed = merge(self._task.committed)
+        answer = self.client.call(Open(job, committed, self._task.sync_round), "session")
+        if isinstance(answer, Mismatch):
+            raise UserError(answer.reason)
+        return answer.new
 
     def leave(self) -> None:
         """Says goodbye once nothing of this learner is uncommitted."""
         self.stepper.finish()
-        self.client.call("leave", "session")
+        self.client.call(Leave(), "session")

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar, cast
 
+from unisono.coordinator.messages import Idle, Skip
 from unisono.errors import UserError
 from unisono.fabric import Address
 from unisono.learner.planner import (
@@ -174,7 +175,7 @@ class Stepper(Generic[T]):
                 self._task.on_drop()
                 self.skipped()
             self._participant.flush()
-            self._replica.client.tell("idle")
+            self._replica.client.tell(Idle())
 
     def _close(self) -> TrainedWork:
         work, self._open, self._has_open = self._open, TrainedWork(), False
@@ -183,7 +184,7 @@ class Stepper(Generic[T]):
     def _tell_skipped(self, work: TrainedWork) -> None:
         if work.ranges:
             self._replica.record(skipped=work.note())
-            self._replica.client.tell("skip", ranges=work.note())
+            self._replica.client.tell(Skip(work.note()))
 
     def _pass_over_unused(self) -> None:
         """The user went on without a backward on the current minibatch."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from unisono.fabric.address import Address
-from unisono.pool.ranges import Range, RangeSet, count, cut
+from unisono.pool.ranges import Range, Ranges, RangeSet, count, cut
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Assignment:
     first: int
     share: int
     members: tuple[Address, ...]
-    ranges: tuple[Range, ...]
+    ranges: Ranges
     newcomers: tuple[Address, ...] = ()
     donor: Address | None = None
 
@@ -47,29 +46,6 @@ class Assignment:
             low = place * base + min(place, extra)
             high = low + base + (place < extra)
         return cut(self.ranges, start + low, start + high)
-
-    def to_body(self) -> dict[str, Any]:
-        """As plain data."""
-        body = asdict(self)
-        body["members"] = [str(a) for a in self.members]
-        body["newcomers"] = [str(a) for a in self.newcomers]
-        body["donor"] = None if self.donor is None else str(self.donor)
-        body["ranges"] = [list(r) for r in self.ranges]
-        return body
-
-    @staticmethod
-    def from_body(body: dict[str, Any]) -> Assignment:
-        """The inverse of ``to_body``."""
-        donor = body["donor"]
-        return Assignment(
-            number=body["number"],
-            first=body["first"],
-            share=body["share"],
-            members=tuple(Address.parse(a) for a in body["members"]),
-            ranges=tuple((a, b) for a, b in body["ranges"]),
-            newcomers=tuple(Address.parse(a) for a in body["newcomers"]),
-            donor=None if donor is None else Address.parse(donor),
-        )
 
 
 @dataclass

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+from unisono.fabric.address import Address
 
 Range = tuple[int, int]
 """Positions ``start`` to ``stop - 1``."""
+Ranges = tuple[Range, ...]
+Notes = dict[Address, Ranges]
+"""Positions by the learner that trained them."""
 
 
 class RangeSet:
@@ -92,6 +97,20 @@ def cut(ranges: Iterable[Range], start: int, stop: int) -> list[Range]:
     return pieces
 
 
-def to_ranges(note: Iterable[Iterable[int]]) -> list[Range]:
-    """Ranges from plain data."""
-    return [(start, stop) for start, stop in note]
+def merge(*parts: Iterable[Range]) -> Ranges:
+    """The positions of all parts, in order, in as few ranges as possible."""
+    return tuple(RangeSet(r for ranges in parts for r in ranges))
+
+
+def subtract(ranges: Iterable[Range], *others: Iterable[Range]) -> Ranges:
+    """The positions that are in none of the others."""
+    left = RangeSet(ranges)
+    for start, stop in (r for other in others for r in other):
+        left.remove(start, stop)
+    return tuple(left)
+
+
+def merge_notes(*parts: Mapping[Address, Iterable[Range]]) -> Notes:
+    """The positions of all parts, by owner."""
+    owners = {owner: None for notes in parts for owner in notes}
+    return {owner: merge(*(notes.get(owner, ()) for notes in parts)) for owner in owners}

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from unisono.errors import Cause
 from unisono.report.history import History, number
 from unisono.runs.directory import RunDirectory
-
-DIVERGED = "steps were not finite"
-"""Words of the message with which a learner gives up (unisono.learner.learner)."""
 
 
 class RunOutcome(str, Enum):
@@ -71,10 +69,8 @@ def read_result(path: Path, seed: int) -> Result:
     run = RunDirectory(path)
     summary = run.read_summary() if run.config.is_file() else None
     if summary is None or summary.ended != RunOutcome.FINISHED.value:
-        text = _read(output_of(run))
-        ended = RunOutcome.DIVERGED if DIVERGED in text else RunOutcome.FAILED
-        reason = _reason(text) if summary is None else f"it ended {summary.ended}"
-        return Result(seed, path, ended, reason)
+        reason = _reason(run) if summary is None else f"it ended {summary.ended}"
+        return Result(seed, path, _ended(run), reason)
     checks = _checks(History.read(path, ""))
     if not checks:
         return Result(seed, path, RunOutcome.DIVERGED, "no check was finite")
@@ -96,15 +92,19 @@ def _checks(history: History) -> list[Check]:
     return checks
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def _ended(run: RunDirectory) -> RunOutcome:
+    """Why a run did not finish, by the cause in its metrics."""
+    events = run.read_metrics() if run.metrics.is_file() else []
+    causes = [event.get("cause") for event in events if event["event"] == "failed"]
+    return RunOutcome.DIVERGED if causes[-1:] == [Cause.DIVERGED.value] else RunOutcome.FAILED
 
 
-def _reason(text: str) -> str:
+def _reason(run: RunDirectory) -> str:
     """The first message for the user; of a traceback, the last line."""
+    try:
+        text = output_of(run).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line.removeprefix("unisono: ") for line in lines if line.startswith("unisono: ")]
     return said[0] if said else lines[-1] if lines else "it was not run to its end"

@@ -15,9 +15,11 @@ from enum import Enum
 from typing import Any, ClassVar, Protocol
 
 from unisono.coordinator.client import Client
+from unisono.coordinator.job import Sharding as Sharding
+from unisono.errors import Diverged
 from unisono.fabric import Address, Fabric, Vector
 from unisono.pool.pool import Assignment
-from unisono.pool.ranges import Range
+from unisono.pool.ranges import Range, Ranges, merge
 
 UNIT, CHOICES, IN_CODE = "unit", "choices", "in_code"
 EXAMPLES = {UNIT: "examples"}
@@ -28,15 +30,6 @@ divided by the frames of a chunk (``Strategy.in_chunks_of``), in strategies of o
 """
 CODE_ONLY = {IN_CODE: True}
 """Metadata of an option that is an object: it can be set in Python alone."""
-
-
-class Sharding(Enum):
-    """Who trains what."""
-
-    STATIC = "static"
-    """A function of seed, position and members; a slow learner is waited for."""
-    DYNAMIC = "dynamic"
-    """First come, first served; the slow draw less."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +65,9 @@ class TrainedWork:
                 self.ranges.append((start, stop))
         self.examples += other.examples
 
-    def note(self) -> list[list[int]]:
-        """The positions as plain data."""
-        return [list(r) for r in self.ranges]
+    def note(self) -> Ranges:
+        """The positions, for others."""
+        return merge(self.ranges)
 
 
 @dataclass
@@ -260,14 +253,15 @@ class Participant:
         return None
 
 
-class Diverged(Exception):  # noqa: N818
-    """A learner's parameters are not finite: it leaves, and nothing of it is shared."""
-
-    def __init__(self, who: Address, rounds: int) -> None:
-        super().__init__(
-            f"the parameters of {who.name} are not finite at round {rounds}: "
+def check_finite(replica: Replica, model: Vector, rounds: int) -> None:
+    """Nothing of a learner that has diverged is shared: it leaves, and the metrics say why."""
+    if not model.finite():
+        error = Diverged(
+            f"the parameters of {replica.fabric.address.name} are not finite at round {rounds}: "
             "lower the learning rate"
         )
+        replica.event("failed", cause=error.cause.value, reason=str(error))
+        raise error
 
 
 class Momentum(Enum):

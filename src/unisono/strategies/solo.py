@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from unisono.coordinator.messages import Commit
 from unisono.errors import UserError
 from unisono.pool.pool import Assignment
 from unisono.strategies.base import Participant, Replica, RoundPlan, Sharding, Strategy, TrainedWork
@@ -37,7 +38,7 @@ class SoloParticipant(Participant):
 
     def _commit(self) -> None:
         if self._uncommitted.ranges:
-            self.client.tell("commit", notes={str(self.fabric.address): self._uncommitted.note()})
+            self.client.tell(Commit({self.fabric.address: self._uncommitted.note()}))
             self.replica.record(committed=self._uncommitted.note())
             self._uncommitted = TrainedWork()
 

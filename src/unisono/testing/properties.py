@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from unisono.coordinator.client import Abandoned
+from unisono.errors import Cause
 from unisono.fabric import Cancelled
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
@@ -352,7 +353,7 @@ def _check_end(run: ToyRun, marks: Marks, make: Make, promises: Promises, *, cal
 def _nobody_left(error: BaseException) -> bool:
     """Whether the run gave up because every learner that had the model is gone."""
     cause: Any = error.__cause__ if isinstance(error, Cancelled) else error
-    return isinstance(cause, Abandoned) and "had the model" in cause.traceback
+    return isinstance(cause, Abandoned) and cause.failure.cause is Cause.MODEL_LOST
 
 
 def _sharding(make: Make) -> Sharding:

@@ -14,6 +14,8 @@ from unisono.fabric import (
     COORDINATOR,
     CREDIT,
     Cancelled,
+    ConnectionLost,
+    CoordinatorFound,
     Gone,
     Member,
     TensorVector,
@@ -54,7 +56,7 @@ def test_a_host_without_the_coordinator_is_not_taken_for_it(tmp_path: Path) -> N
     with pytest.raises(Gone):
         node.send(COORDINATOR, "x", {})
     coordinator = elsewhere.node(COORDINATOR)
-    assert node.receive("control", timeout=5).body == {"kind": "coordinator"}
+    assert node.receive("control", timeout=5).body == CoordinatorFound()
     node.send(COORDINATOR, "x", {})
     assert coordinator.receive("x", timeout=5).sender == learner(0)
     here.close()
@@ -129,7 +131,7 @@ def test_neighbours_on_one_host_hear_of_each_others_end() -> None:
     node.send(COORDINATOR, "x", {"n": 1})
     node.close()
     assert coordinator.receive("x", timeout=5).body == {"n": 1}
-    assert coordinator.receive("x", timeout=5).body == {"kind": "lost", "who": str(learner(0))}
+    assert coordinator.receive("x", timeout=5).body == ConnectionLost(learner(0))
     host.close()
 
 
@@ -165,7 +167,7 @@ def test_the_coordinator_is_gone_after_what_the_reactor_has_not_read_yet(
     there, here = Host(tmp_path, "coordinator"), Host(tmp_path)
     coordinator, node = there.node(COORDINATOR), here.node(learner(0), there.endpoint)
     node.port("control", members=True)
-    assert node.receive("control", timeout=5).body == {"kind": "coordinator"}
+    assert node.receive("control", timeout=5).body == CoordinatorFound()
     tcp_listener = hold_up(here)
     coordinator.meet(Member(node.address, node.endpoint))
     for n in range(5):

@@ -51,8 +51,8 @@ def test_it_is_the_weighted_mean(members: int, size: int) -> None:
         x = TensorVector(torch.tensor(values[number]))
         result = x.like()
         candidate = Candidate(weights[number], None)
-        parts = collective.mean(addresses, (0, 0), x, candidate, [number], result)
-        assert parts.notes == {address: [address.number] for address in addresses}
+        parts = collective.mean(addresses, (0, 0), x, candidate, ((number, number + 1),), result)
+        assert parts.notes == {a: ((a.number, a.number + 1),) for a in addresses}
         assert not parts.left_out
         assert np.array_equal(numbers(x), values[number])
         results[number] = numbers(result)
@@ -77,7 +77,8 @@ def test_a_rule_decides_whose_vectors_are_in_it() -> None:
         x = TensorVector(torch.tensor(values[number]))
         result = x.like()
         rule = KeepGood(tell=lambda: said[number].objective)
-        parts = collective.mean(addresses, (3, 0), x, said[number], number, result, rule)
+        note = ((number, number + 1),)
+        parts = collective.mean(addresses, (3, 0), x, said[number], note, result, rule)
         assert parts.left_out == {addresses[1]}
         results[number] = numbers(result)
 
@@ -94,7 +95,7 @@ def test_one_member_gets_exactly_its_own_back(weight: int) -> None:
 
     def work(node: SimulatedNode, collective: Collective) -> None:
         result = x.like()
-        collective.mean([node.address], (0, 0), x, Candidate(weight, None), None, result)
+        collective.mean([node.address], (0, 0), x, Candidate(weight, None), (), result)
         assert torch.equal(result.tensor, x.tensor)
 
     together(1, work)
@@ -111,7 +112,7 @@ def test_the_bits_do_not_depend_on_the_schedule(seed: int) -> None:
     def work(node: SimulatedNode, collective: Collective) -> None:
         x = TensorVector(torch.tensor(values[node.address.number]))
         result = x.like()
-        collective.mean(addresses, (0, 0), x, Candidate(5, None), None, result)
+        collective.mean(addresses, (0, 0), x, Candidate(5, None), (), result)
         assert torch.equal(result.tensor, expected.tensor)
 
     together(4, work, seed)
@@ -127,7 +128,7 @@ def test_a_death_ends_it_for_everybody() -> None:
         x = TensorVector.zeros(6)
         node.spawn("news", lambda: (node.sleep(1.0), node.set_members(view(2, a, b)))[1])
         try:
-            collective.mean([a, b, c], (0, 0), x, Candidate(1, None), None, x.like())
+            collective.mean([a, b, c], (0, 0), x, Candidate(1, None), (), x.like())
         except (Gone, Aborted) as end:
             ends[node.address.number] = type(end)
 
@@ -147,12 +148,12 @@ def test_many_broken_ones_in_a_row_use_up_nobodys_credit() -> None:
             # It gives up each attempt, when the others have sent each other all they can.
             for attempt in range(attempts):
                 node.sleep(2.0 * attempt + 1.0 - node.now())
-                collective._abort([a, b], [0, attempt])
+                collective._abort([a, b], (0, attempt))
             return
         x = TensorVector.zeros(6)
         for attempt in range(attempts):
             with pytest.raises((Gone, Aborted)):
-                collective.mean([a, b, c], (0, attempt), x, Candidate(1, None), None, x.like())
+                collective.mean([a, b, c], (0, attempt), x, Candidate(1, None), (), x.like())
             node.sleep(2.0 * (attempt + 1) - node.now())
         done.append(node.address.number)
 
@@ -168,11 +169,11 @@ def test_one_that_gave_up_an_earlier_one_is_not_waited_for() -> None:
     def work(node: SimulatedNode, collective: Collective) -> None:
         x = TensorVector.zeros(6)
         if node.address == b:
-            collective._abort([a], [0, 0])
+            collective._abort([a], (0, 0))
             node.sleep(5.0)
             return
         with pytest.raises(Aborted):
-            collective.mean([a, b], (1, 0), x, Candidate(1, None), None, x.like())
+            collective.mean([a, b], (1, 0), x, Candidate(1, None), (), x.like())
         ends.append("woken")
 
     together(2, work)
@@ -186,11 +187,11 @@ def test_one_that_was_helped_over_it_is() -> None:
     def work(node: SimulatedNode, collective: Collective) -> None:
         x = TensorVector(torch.full((6,), float(node.address.number)))
         if node.address == b:
-            collective._abort([a], [0, 0])
+            collective._abort([a], (0, 0))
         else:
             node.sleep(1.0)
         result = x.like()
-        collective.mean([a, b], (1, 0), x, Candidate(1, None), None, result)
+        collective.mean([a, b], (1, 0), x, Candidate(1, None), (), result)
         results.append(result)
 
     together(2, work)

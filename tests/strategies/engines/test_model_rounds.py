@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from unisono.errors import Diverged
 from unisono.fabric import TensorVector, learner
 from unisono.fabric.simulated.kernel import Kernel
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.strategies import Averaging, BlockMomentum, Nesterov, Plain, Sharding, SlowMo
 from unisono.strategies.averaging import AveragingParticipant
 from unisono.strategies.base import Snapshot, StateBundle, TrainedWork
-from unisono.strategies.engines.model_rounds import Diverged
 from unisono.strategies.engines.sync_rounds import Contribution
 from unisono.strategies.outer_steps import Outer
 
@@ -27,6 +27,7 @@ class Learner:
         self.fabric = SimulatedNode(Kernel(), learner(0))
         self.client: Any = None
         self.parameters = random(0)
+        self.events: list[dict[str, Any]] = []
 
     def export(self, *, optimizer: bool) -> StateBundle:
         return StateBundle(vectors={"parameters": self.parameters.copy()})
@@ -42,6 +43,9 @@ class Learner:
 
     def learning_rate(self) -> float:
         return 0.1
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events.append({"event": name, **fields})
 
 
 def random(seed: int) -> TensorVector:
@@ -123,3 +127,6 @@ def test_a_model_that_is_not_finite_is_not_shared(value: float) -> None:
     replica.parameters.tensor[3] = value
     with pytest.raises(Diverged, match="learner 0 are not finite at round 0: lower the learning"):
         participant.contribute()
+    assert [(event["event"], event["cause"]) for event in replica.events] == [
+        ("failed", "diverged")
+    ]

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from support.conformance.messages import is_pattern, pattern
 from support.conformance.stage import A, Ability, B, C, D, Stage, case, hear, tell, without
-from unisono.fabric import COORDINATOR, CREDIT, Fabric, Full, Gone, Member, TimedOut, View
+from unisono.fabric import (
+    COORDINATOR,
+    CREDIT,
+    ConnectionLost,
+    CoordinatorFound,
+    Fabric,
+    Full,
+    Gone,
+    Member,
+    MembersChanged,
+    TimedOut,
+    View,
+)
 from unisono.fabric.api import BODY_LIMIT
 
 
@@ -20,7 +32,7 @@ def nothing_at(node: Fabric, port: str) -> bool:
 def is_gone(node: Fabric) -> bool:
     """Whether the coordinator is known to be gone."""
     try:
-        node.send(COORDINATOR, "x", {"kind": "hello"})
+        node.send(COORDINATOR, "x", {"word": "hello"})
     except Gone:
         return True
     return False
@@ -161,15 +173,13 @@ def changes_of_members_are_told_where_they_are_wanted(node: Fabric, stage: Stage
     node.set_members(joined)
     node.set_members(without(stage.view, A))
     assert node.members() == joined
-    for version, gone, come in ((1, [str(B)], []), (2, [], [str(D)])):
+    version = stage.view.version
+    for expected in (
+        MembersChanged(version + 1, gone=(B,), joined=()),
+        MembersChanged(version + 2, gone=(), joined=(D,)),
+    ):
         notice = node.receive("told")
-        assert notice.sender == node.address
-        assert notice.body == {
-            "kind": "members",
-            "version": stage.view.version + version,
-            "gone": gone,
-            "joined": come,
-        }
+        assert (notice.sender, notice.body) == (node.address, expected)
     assert nothing_at(node, "told")
     assert nothing_at(node, "spared")
 
@@ -259,7 +269,7 @@ def a_lost_connection_is_told_after_the_last_message(node: Fabric, stage: Stage)
         while is_gone(node):
             node.receive("control")
         hear(node, COORDINATOR, "listening")
-        node.send(COORDINATOR, "x", {"kind": "work"})
+        node.send(COORDINATOR, "x", {"word": "work"})
         tell(node, B, "sent")
         node.receive("never")
     elif node.address == B:
@@ -268,13 +278,14 @@ def a_lost_connection_is_told_after_the_last_message(node: Fabric, stage: Stage)
     else:
         node.port("x", lost=True)
         tell(node, A, "listening")
-        said = []
-        while "lost" not in said:
+        said: list[object] = []
+        while ConnectionLost(A) not in said:
             message = node.receive("x")
-            assert message.sender == (COORDINATOR if message.body["kind"] == "lost" else A)
-            if message.body.get("who") != str(B):
-                said.append(message.body["kind"])
-        assert said == ["hello", "work", "lost"]
+            is_notice = isinstance(message.body, ConnectionLost)
+            assert message.sender == (COORDINATOR if is_notice else A)
+            if message.body != ConnectionLost(B):
+                said.append(message.body)
+        assert said == [{"word": "hello"}, {"word": "work"}, ConnectionLost(A)]
 
 
 @case(COORDINATOR, A, needs=[Ability.RETURN])
@@ -295,7 +306,7 @@ def a_coordinator_that_comes_back_is_told(node: Fabric, stage: Stage) -> None:
     for incarnation in range(3):
         assert node.receive("first").body["life"] == incarnation
         while is_gone(node):
-            assert node.receive("control").body == {"kind": "coordinator"}
+            assert node.receive("control").body == CoordinatorFound()
         hear(node, COORDINATOR, "sent")
         stage.kill(COORDINATOR)
         for n in range(3):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.api import (
     VECTOR_LIMIT,
     Body,
     Cancelled,
+    ConnectionLost,
+    CoordinatorFound,
     Gone,
     Member,
+    MembersChanged,
     Message,
+    PortName,
+    Rejected,
+    Screen,
     Traffic,
     View,
     encode,
+    name_of,
 )
 from unisono.fabric.blocking import check_may_block
 from unisono.fabric.local.links import InProcessLink, Link
@@ -55,6 +62,7 @@ class LocalNode:
         self._reason: BaseException | None = None
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._screen = Screen(self._tell_rejected)
         self.traffic: dict[Address, Traffic] = {}
         self.vector_limit = VECTOR_LIMIT
 
@@ -106,22 +114,21 @@ class LocalNode:
             links = [self._links.pop(address) for address in gone if address in self._links]
         for link in links:
             link.drop()
-        notice = {
-            "kind": "members",
-            "version": version,
-            "gone": [str(a) for a in sorted(gone)],
-            "joined": [str(a) for a in sorted(joined)],
-        }
-        self._notify(notice)
+        self._notify(MembersChanged(version, tuple(sorted(gone)), tuple(sorted(joined))))
 
     def _notify(self, notice: Body) -> None:
         """Tells the ports that want to know of members, and lets everybody look again."""
-        with self._lock:
-            ports = list(self._ports.values())
-        for port in ports:
-            if port.members:
-                port.put(Message(self._address, notice))
+        self._tell(lambda port: port.members, notice)
         self._wake()
+
+    def _tell(self, wanted: Callable[[Port], bool], notice: Body) -> None:
+        with self._lock:
+            ports = [port for port in self._ports.values() if wanted(port)]
+        for port in ports:
+            port.put(Message(self._address, notice))
+
+    def _tell_rejected(self, rejected: Rejected) -> None:
+        self._tell(lambda port: port.members or port.lost, rejected)
 
     def _wake(self) -> None:
         """Lets all that wait look whether they still should."""
@@ -157,20 +164,20 @@ class LocalNode:
             thread.start()
             self._threads.append(thread)
 
-    def port(self, name: str, *, members: bool = False, lost: bool = False) -> None:
+    def port(self, port: PortName, *, members: bool = False, lost: bool = False) -> None:
         """Opens a port."""
-        port = self._port(name)
-        port.members |= members
-        port.lost |= lost
+        opened = self._port(name_of(port))
+        opened.members |= members
+        opened.lost |= lost
 
-    def post(self, port: str, body: Body) -> None:
+    def post(self, port: PortName, body: Body) -> None:
         """A message to oneself."""
-        self._port(port).put(Message(self._address, body))
+        self._port(name_of(port)).put(Message(self._address, body))
 
     def send(
         self,
         to: Address,
-        port: str,
+        port: PortName,
         body: Body,
         vector: Vector | None = None,
         *,
@@ -193,7 +200,7 @@ class LocalNode:
         link = self._link(to)
         if link is None:
             return
-        link.send(port, data, vector, check if wait else None)
+        link.send(name_of(port), data, vector, check if wait else None)
         if vector is not None:
             with self._lock:
                 self._traffic(to).bytes += vector.nbytes
@@ -217,16 +224,17 @@ class LocalNode:
                 self._credit_changed.wait()
 
     def receive(
-        self, port: str, from_: Address | None = None, timeout: float | None = None
-    ) -> Message:
+        self, port: PortName, from_: Address | None = None, timeout: float | None = None
+    ) -> Message[Any]:
         """The next message; see ``Fabric.receive``."""
         check_may_block()
-        message = self._port(port).take(
-            from_, timeout, self._is_out_of_reach, self._raise_if_cancelled
-        )
-        if message.vector is None:
-            message.release()
-        return message
+        queue = self._port(name_of(port))
+        while True:
+            message = queue.take(from_, timeout, self._is_out_of_reach, self._raise_if_cancelled)
+            if message.vector is None:
+                message.release()
+            if self._screen.passes(port, message):
+                return message
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work``."""
@@ -288,10 +296,7 @@ class LocalNode:
 
     def tell_lost(self, sender: Address) -> None:
         """Called by the host: a peer's connection to this node has ended."""
-        with self._lock:
-            ports = [p for p in self._ports.values() if p.lost]
-        for port in ports:
-            port.put(Message(self._address, {"kind": "lost", "who": str(sender)}))
+        self._tell(lambda port: port.lost, ConnectionLost(sender))
 
     def tell_closed(self, neighbour: Address) -> None:
         """Called by the host: another node of this process has closed."""
@@ -324,7 +329,7 @@ class LocalNode:
                 return
             self._links[COORDINATOR] = link
             self._away = False
-        self._notify({"kind": "coordinator"})
+        self._notify(CoordinatorFound())
 
     def _coordinator_lost(self, link: Link) -> None:
         def leave() -> None:

@@ -14,14 +14,21 @@ from unisono.fabric.api import (
     CREDIT,
     Body,
     Cancelled,
+    ConnectionLost,
+    CoordinatorFound,
     Full,
     Gone,
     Member,
+    MembersChanged,
     Message,
+    PortName,
+    Rejected,
+    Screen,
     TimedOut,
     Traffic,
     View,
     encode,
+    name_of,
 )
 from unisono.fabric.blocking import check_may_block, forbidden_context
 from unisono.fabric.simulated.kernel import Kernel, Waiter
@@ -96,6 +103,7 @@ class SimulatedNode:
         self._credits: dict[tuple[Address, str], int] = {}
         self._credit_waiters: list[Waiter] = []
         self._reason: BaseException | None = None
+        self._screen = Screen(self._tell_rejected)
         self.traffic: dict[Address, Traffic] = {}
         kernel.add(self)
 
@@ -141,12 +149,7 @@ class SimulatedNode:
         for address in sorted(gone):
             self.kernel.flush(address, self._address)
         self._gone |= gone
-        notice = {
-            "kind": "members",
-            "version": view.version,
-            "gone": [str(a) for a in sorted(gone)],
-            "joined": [str(a) for a in sorted(joined)],
-        }
+        notice = MembersChanged(view.version, tuple(sorted(gone)), tuple(sorted(joined)))
         self._notify(notice, lambda port: port.members)
 
     def meet(self, member: Member) -> None:
@@ -165,20 +168,20 @@ class SimulatedNode:
 
         self.kernel.start(self, name, run)
 
-    def port(self, name: str, *, members: bool = False, lost: bool = False) -> None:
+    def port(self, port: PortName, *, members: bool = False, lost: bool = False) -> None:
         """Opens a port."""
-        port = self._port(name)
-        port.members |= members
-        port.lost |= lost
+        opened = self._port(name_of(port))
+        opened.members |= members
+        opened.lost |= lost
 
-    def post(self, port: str, body: Body) -> None:
+    def post(self, port: PortName, body: Body) -> None:
         """A message to oneself."""
-        self.put(port, Message(self._address, body))
+        self.put(name_of(port), Message(self._address, body))
 
     def send(
         self,
         to: Address,
-        port: str,
+        port: PortName,
         body: Body,
         vector: Vector | None = None,
         *,
@@ -189,7 +192,7 @@ class SimulatedNode:
         self._raise_if_cancelled()
         if wait:
             self._enter()
-        key = (to, port)
+        key = (to, name_of(port))
         while True:
             if to in self._gone:
                 raise Gone(to)
@@ -207,7 +210,7 @@ class SimulatedNode:
         if vector is not None:
             self.traffic.setdefault(to, Traffic()).bytes += vector.nbytes
         message = Message(self._address, json.loads(data), copy, lambda: self._give_credit(key))
-        self.kernel.send(self._address, to, port, message, len(data))
+        self.kernel.send(self._address, to, name_of(port), message, len(data))
 
     @property
     def bytes_sent(self) -> int:
@@ -215,11 +218,11 @@ class SimulatedNode:
         return sum(traffic.bytes for traffic in self.traffic.values())
 
     def receive(
-        self, port: str, from_: Address | None = None, timeout: float | None = None
-    ) -> Message:
+        self, port: PortName, from_: Address | None = None, timeout: float | None = None
+    ) -> Message[Any]:
         """The next message."""
         self._enter()
-        queue = self._port(port)
+        queue = self._port(name_of(port))
         timer: Waiter | None = None
         while True:
             self._raise_if_cancelled()
@@ -227,7 +230,9 @@ class SimulatedNode:
             if message is not None:
                 if message.vector is None:
                     message.release()
-                return message
+                if self._screen.passes(port, message):
+                    return message
+                continue
             if from_ is not None and from_ in self._gone:
                 raise Gone(from_)
             if timer is not None and timer.fired:
@@ -280,7 +285,10 @@ class SimulatedNode:
 
     def tell_lost(self, who: Address) -> None:
         """Called by the kernel: a peer's connections have ended."""
-        self._notify({"kind": "lost", "who": str(who)}, lambda port: port.lost)
+        self._notify(ConnectionLost(who), lambda port: port.lost)
+
+    def _tell_rejected(self, rejected: Rejected) -> None:
+        self._notify(rejected, lambda port: port.members or port.lost)
 
     def coordinator_lost(self) -> None:
         """Called by the kernel: the coordinator's connection has ended."""
@@ -293,7 +301,7 @@ class SimulatedNode:
     def coordinator_back(self) -> None:
         """Called by the kernel: the coordinator can be reached."""
         self._gone.discard(COORDINATOR)
-        self._notify({"kind": "coordinator"}, lambda port: port.members)
+        self._notify(CoordinatorFound(), lambda port: port.members)
 
     def may_set_aside(self) -> None:
         """Lets others run first, if the schedule says so."""

@@ -22,13 +22,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar, cast
 
-from unisono.fabric import Address, Fabric, Gone, Message, Precision, TimedOut, Vector
+from unisono.fabric import Address, Fabric, Gone, Message, Precision, TimedOut, TypedPort, Vector
+from unisono.pool.ranges import Ranges
 from unisono.strategies.selection import AllModels, Candidate, Selection
 
-PORT = "collective"
+M = TypeVar("M")
 EVERYBODY = AllModels()
+Tag = tuple[int, int]
+"""The number of a collective, and of the attempt at it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A member's part of a slice, for the slice's owner."""
+
+    tag: Tag
+    candidate: Candidate
+    note: Ranges
+    """The work in it."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of a slice, from its owner."""
+
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The sender has given the collective up."""
+
+    tag: Tag
+
+
+CollectiveMessage = Part | Mean | Abort
+PORT: TypedPort[CollectiveMessage] = TypedPort("collective", CollectiveMessage)
 
 
 class Aborted(Exception):  # noqa: N818
@@ -39,21 +70,18 @@ class Aborted(Exception):  # noqa: N818
 class Parts:
     """What went into a mean, by member."""
 
-    notes: dict[Address, Any]
+    notes: dict[Address, Ranges]
     left_out: frozenset[Address] = frozenset()
     """Who trained something, and got no weight."""
 
 
 class Collective:
-    """Collectives of one member, one after the other.
-
-    ``tag`` is the number of a collective, and of the attempt at it.
-    """
+    """Collectives of one member, one after the other."""
 
     def __init__(self, fabric: Fabric, precision: Precision = Precision.FLOAT32) -> None:
         self._fabric = fabric
         self._precision = precision
-        self._early: dict[Address, list[Message]] = {}
+        self._early: dict[Address, list[Message[CollectiveMessage]]] = {}
         fabric.port(PORT)
 
     def nbytes(self, vector: Vector) -> int:
@@ -63,10 +91,10 @@ class Collective:
     def mean(
         self,
         members: Sequence[Address],
-        tag: Sequence[int],
+        tag: Tag,
         vector: Vector,
         candidate: Candidate,
-        note: Any,
+        note: Ranges,
         result: Vector,
         selection: Selection = EVERYBODY,
         common: Vector | None = None,
@@ -82,9 +110,10 @@ class Collective:
             vector = change
         vector = vector.rounded(self._precision)
         try:
-            parts = self._mean(list(members), list(tag), vector, candidate, note, result, selection)
+            own = Part(tag, candidate, note)
+            parts = self._mean(list(members), own, vector, result, selection)
         except (Gone, Aborted):
-            self._abort(members, list(tag))
+            self._abort(members, tag)
             raise
         if coarse and common is not None:
             result.add(common)
@@ -93,32 +122,28 @@ class Collective:
     def _mean(
         self,
         members: list[Address],
-        tag: list[int],
+        own: Part,
         vector: Vector,
-        candidate: Candidate,
-        note: Any,
         result: Vector,
         selection: Selection,
     ) -> Parts:
         me = self._fabric.address
         bounds = _bounds(len(vector), len(members))
-        said = {"examples": candidate.examples, "objective": candidate.objective, "note": note}
         for place, member in enumerate(members):
             if member != me:
-                body = {"tag": tag, "step": 0, **said}
-                self._fabric.send(member, PORT, body, vector.slice(*bounds[place]))
+                self._fabric.send(member, PORT, own, vector.slice(*bounds[place]))
         mine = bounds[members.index(me)]
         part = result.slice(*mine)
-        parts = self._sum_up(members, tag, vector.slice(*mine), said, part, selection)
+        parts = self._sum_up(members, own, vector.slice(*mine), part, selection)
         rounded = part.rounded(self._precision)
         if rounded is not part:
             part.assign(rounded)
         for member in members:
             if member != me:
-                self._fabric.send(member, PORT, {"tag": tag, "step": 1}, rounded)
+                self._fabric.send(member, PORT, Mean(own.tag), rounded)
         for place, member in enumerate(members):
             if member != me:
-                message = self._next(member, tag, 1)
+                message = self._next(member, own.tag, Mean)
                 result.slice(*bounds[place]).assign(message.vector)
                 message.release()
         return parts
@@ -126,52 +151,51 @@ class Collective:
     def _sum_up(
         self,
         members: list[Address],
-        tag: list[int],
+        own: Part,
         vector: Vector,
-        own: dict[str, Any],
         result: Vector,
         selection: Selection,
     ) -> Parts:
         """The mean of everybody's part of this member's slice."""
         me = self._fabric.address
-        parts: dict[Address, Message] = {}
+        parts: dict[Address, Message[Part]] = {}
         try:
             for member in members:
                 if member != me:
-                    parts[member] = self._next(member, tag, 0)
+                    parts[member] = self._next(member, own.tag, Part)
             said = {m: own if m == me else parts[m].body for m in members}
-            candidates = [Candidate(said[m]["examples"], said[m]["objective"]) for m in members]
-            weights = selection.weights(candidates, tag[0])
+            candidates = [said[m].candidate for m in members]
+            weights = selection.weights(candidates, own.tag[0])
             slices = [vector if m == me else parts[m].vector for m in members]
             _weighted_sum(result, list(zip(weights, slices, strict=True)))
             chosen = zip(members, candidates, weights, strict=True)
             left_out = {
                 m for m, candidate, weight in chosen if candidate.examples > 0 and weight == 0
             }
-            return Parts({m: said[m]["note"] for m in members}, frozenset(left_out))
+            return Parts({m: said[m].note for m in members}, frozenset(left_out))
         finally:
             # Also what came of a collective that breaks: who sent it may need the credit.
             for part in parts.values():
                 part.release()
 
-    def _next(self, member: Address, tag: list[int], step: int) -> Message:
+    def _next(self, member: Address, tag: Tag, kind: type[M]) -> Message[M]:
         """The member's message of this attempt; older ones are dropped, newer ones kept."""
         while True:
             early = self._early.get(member)
             message = early.pop(0) if early else self._fabric.receive(PORT, member)
-            of = message.body["tag"]
+            of = message.body.tag
             if of > tag:
                 self._early.setdefault(member, []).insert(0, message)
                 raise Aborted
-            if "abort" in message.body:
+            if isinstance(message.body, Abort):
                 if of == tag:
                     raise Aborted
                 # Who gave up an earlier collective, and has not been heard of since, waits to be
                 # helped over that, perhaps by this very member.
                 if of[0] < tag[0] and not (self._early.get(member) or self._hear(member)):
                     raise Aborted
-            elif of == tag and message.body["step"] == step:
-                return message
+            elif of == tag and isinstance(message.body, kind):
+                return cast("Message[M]", message)
             message.release()
 
     def _hear(self, member: Address) -> bool:
@@ -183,7 +207,7 @@ class Collective:
         self._early.setdefault(member, []).append(message)
         return True
 
-    def _abort(self, members: Sequence[Address], tag: list[int]) -> None:
+    def _abort(self, members: Sequence[Address], tag: Tag) -> None:
         """Wakes those who wait for this member, and makes room for the next attempt.
 
         What the others sent for this one is dropped now: if it stayed, a few attempts in a row
@@ -192,12 +216,12 @@ class Collective:
         others = [m for m in members if m != self._fabric.address]
         for member in others:
             try:
-                self._fabric.send(member, PORT, {"tag": tag, "abort": True})
+                self._fabric.send(member, PORT, Abort(tag))
             except Gone:
                 continue
         for member in others:
             while self._hear(member):
-                if self._early[member][-1].body["tag"] <= tag:
+                if self._early[member][-1].body.tag <= tag:
                     self._early[member].pop().release()
 
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from unisono.fabric import Address, Fabric, Gone, Vector
+from unisono.fabric import Address, Fabric, Gone, TypedPort, Vector
 
-SHOWN = "shown"
-FINAL = "final"
+
+@dataclass(frozen=True)
+class ShowModel:
+    """Somebody wants the mean of all models."""
+
+
+@dataclass(frozen=True)
+class ModelShown:
+    """A model, or none if the learner has none yet; at the end, the mean of all."""
+
+
+SHOWN: TypedPort[ModelShown] = TypedPort("shown", ModelShown)
+FINAL: TypedPort[ModelShown] = TypedPort("final", ModelShown)
 
 
 class ModelGather:
@@ -34,7 +46,7 @@ class ModelGather:
         asked = []
         for member in self._others():
             try:
-                self._fabric.send(member, self._port, {"kind": "show"})
+                self._fabric.send(member, self._port, ShowModel())
                 asked.append(member)
             except Gone:
                 continue
@@ -42,7 +54,7 @@ class ModelGather:
 
     def show(self, to: Address, model: Vector | None) -> None:
         """Answers one who wants the mean; without a model if this learner has none yet."""
-        self._fabric.send(to, SHOWN, {}, model)
+        self._fabric.send(to, SHOWN, ModelShown(), model)
 
     def finish(self, leader: Address | None, own: Vector) -> Vector:
         """The mean of all who end, the same at each of them: the leader's.
@@ -58,12 +70,12 @@ class ModelGather:
                 self.final, _, _ = self._collect(own, others, FINAL)
                 for member in others:
                     try:
-                        self._fabric.send(member, FINAL, {}, self.final)
+                        self._fabric.send(member, FINAL, ModelShown(), self.final)
                     except Gone:
                         continue
                 return self.final
             try:
-                self._fabric.send(leader, FINAL, {}, own)
+                self._fabric.send(leader, FINAL, ModelShown(), own)
                 message = self._fabric.receive(FINAL, leader)
             except Gone:
                 leader = None
@@ -76,7 +88,9 @@ class ModelGather:
     def _others(self) -> list[Address]:
         return [a for a in self._fabric.members().addresses() if a != self._fabric.address]
 
-    def _collect(self, own: Vector, members: list[Address], port: str) -> tuple[Vector, int, float]:
+    def _collect(
+        self, own: Vector, members: list[Address], port: TypedPort[ModelShown]
+    ) -> tuple[Vector, int, float]:
         mean, spare = own.copy(), own.like()
         count, squares = 1, 0.0
         for member in members:

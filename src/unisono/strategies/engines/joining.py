@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.coordinator.client import Client
+from unisono.coordinator.messages import Complete, Enter, Entered, StateReceived
 from unisono.fabric import Address, Gone
 
 
@@ -16,15 +17,14 @@ def join_dynamic(
     Returns False if the run is over. The first learner begins with what it has.
     """
     while True:
-        answer = client.call("enter", "entered")
-        if answer["kind"] == "over":
+        answer = client.call(Enter(), "entered")
+        if isinstance(answer, Complete):
             return False
-        if answer["donor"] is None:
+        if answer.donor is None:
             return True
         try:
-            receive_state(Address.parse(answer["donor"]))
+            receive_state(answer.donor)
         except Gone:
             continue
-        answer = client.call("welcomed", "entered", rounds=rounds())
-        if answer["kind"] == "in":
+        if isinstance(client.call(StateReceived(rounds()), "entered"), Entered):
             return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.fabric import Precision, Vector
 from unisono.pool.pool import Assignment
-from unisono.strategies.base import Diverged, Replica, StateBundle
+from unisono.strategies.base import Replica, StateBundle, check_finite
 from unisono.strategies.engines.sync_rounds import Contribution, SyncParticipant
 
 
@@ -44,8 +44,7 @@ class ModelRoundsParticipant(SyncParticipant):
     def contribute(self) -> Contribution:
         """The parameters, weighted by the examples trained."""
         snapshot = self.replica.snapshot()
-        if not snapshot.vector.finite():
-            raise Diverged(self.fabric.address, self.rounds)
+        check_finite(self.replica, snapshot.vector, self.rounds)
         return Contribution(snapshot.vector, snapshot.work)
 
     def common(self) -> Vector | None:

@@ -3,21 +3,111 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from unisono.coordinator.messages import Closed, Directive, SendState, SnapshotTaken, TakeSnapshot
 from unisono.coordinator.output import STRATEGY
-from unisono.fabric import Address, Gone, Message, Precision, Vector
+from unisono.fabric import (
+    Address,
+    Gone,
+    MembersChanged,
+    Message,
+    Precision,
+    Rejected,
+    TypedPort,
+    Vector,
+    from_plain,
+    to_plain,
+)
 from unisono.pool.pool import Assignment
-from unisono.strategies.base import Diverged, Participant, Replica, StateBundle, TrainedWork
-from unisono.strategies.engines.gather import ModelGather
+from unisono.pool.ranges import Notes, Ranges, merge, merge_notes
+from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork, check_finite
+from unisono.strategies.engines.gather import ModelGather, ShowModel
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
+from unisono.strategies.engines.work_reports import WorkReports
 
-PORT = STRATEGY
-ENDED = "ended"
-Notes = dict[str, list[list[int]]]
-"""Positions by the learner that trained them."""
+
+@dataclass(frozen=True)
+class Ask:
+    """Begins an exchange; the model comes with it, and notes of uncommitted work in it."""
+
+    notes: Notes
+
+
+@dataclass(frozen=True)
+class ModelAnswer:
+    """The other model of an exchange."""
+
+    notes: Notes
+
+
+@dataclass(frozen=True)
+class Busy:
+    """There will be no answer: the one who was asked is in an exchange."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """One who was turned away may ask again."""
+
+
+@dataclass(frozen=True)
+class ExchangeState:
+    """Of a checkpoint, beside the model."""
+
+    rounds: int
+
+
+@dataclass(frozen=True)
+class NewcomerNotes:
+    """What a newcomer gets with a model."""
+
+    notes: Notes
+
+
+# From the learner's thread to its agent.
+
+
+@dataclass(frozen=True)
+class Tick:
+    """It is time for an exchange."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Ask until all that was trained is in others' models, too."""
+
+
+@dataclass(frozen=True)
+class TookOver:
+    """The learner has a donor's model."""
+
+    notes: Notes
+
+
+@dataclass(frozen=True)
+class HasEntered:
+    """The learner takes part."""
+
+
+@dataclass(frozen=True)
+class End:
+    """No more exchanges."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The answer to that."""
+
+
+PeerMessage = Ask | ModelAnswer | Busy | Free | ShowModel
+OwnMessage = Tick | Drain | TookOver | HasEntered | End
+PORT: TypedPort[PeerMessage | Directive | OwnMessage | MembersChanged | Rejected] = TypedPort(
+    STRATEGY, PeerMessage | Directive
+)
+ENDED: TypedPort[Ended] = TypedPort("ended")
 
 
 class PairwiseParticipant(Participant):
@@ -54,7 +144,7 @@ class PairwiseParticipant(Participant):
         self._every = every
         self._precision = precision
         self._examples = 0
-        self._gathering = ModelGather(self.fabric, PORT)
+        self._gathering = ModelGather(self.fabric, STRATEGY)
         self._entered = False
         self._in = False
         """As ``_entered``, for the agent."""
@@ -66,12 +156,11 @@ class PairwiseParticipant(Participant):
         self._in_question = TrainedWork()
         self._given: dict[Address, TrainedWork] = {}
         """Given in answers; the one who asked tells of it, unless it dies."""
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[Message[Ask]] = deque()
         self._turned_away: set[Address] = set()
         self._turned_away_by: Address | None = None
-        self._told: list[tuple[int, Notes]] = []
-        """What the coordinator was told and has not said to have heard."""
-        self._unclosed: list[str] = []
+        self._reports = WorkReports(replica)
+        self._unclosed: list[Address] = []
         self._draining = False
         self._ending = False
         self._kept: tuple[int, StateBundle] | None = None
@@ -92,7 +181,7 @@ class PairwiseParticipant(Participant):
         """Begins with the model of one that is in already."""
         self._entered = join_dynamic(self.client, self._receive_state, lambda: 0)
         if self._entered:
-            self.fabric.post(PORT, {"kind": "entered"})
+            self.fabric.post(PORT, HasEntered())
         return self._entered
 
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
@@ -103,17 +192,17 @@ class PairwiseParticipant(Participant):
         """Lets the agent know when it is time."""
         if self._examples >= self._every:
             self._examples = 0
-            self.fabric.post(PORT, {"kind": "tick"})
+            self.fabric.post(PORT, Tick())
 
     def flush(self) -> None:
         """From now on the agent asks until all that was trained is in others' models, too."""
-        self.fabric.post(PORT, {"kind": "drain"})
+        self.fabric.post(PORT, Drain())
 
     def finish(self, leader: Address | None) -> None:
         """The mean of all models, which all end with."""
         if not self._entered:
             return
-        self.fabric.post(PORT, {"kind": "end"})
+        self.fabric.post(PORT, End())
         self.fabric.receive(ENDED)
         self.replica.replace(self._gathering.finish(leader, self.replica.snapshot().vector))
 
@@ -128,7 +217,7 @@ class PairwiseParticipant(Participant):
 
     def restore(self, bundle: StateBundle) -> None:
         """The model at the cut of a checkpoint."""
-        self.rounds = bundle.plain["rounds"]
+        self.rounds = from_plain(ExchangeState, bundle.plain).rounds
         self.replica.replace(bundle.vectors["parameters"])
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
@@ -138,9 +227,9 @@ class PairwiseParticipant(Participant):
 
     def _receive_state(self, donor: Address) -> None:
         bundle = receive_bundle(self.fabric, donor)
-        notes = bundle.plain["notes"]
+        notes = from_plain(NewcomerNotes, bundle.plain).notes
         self.replica.take_over(bundle)
-        self.fabric.post(PORT, {"kind": "took over", "notes": notes})
+        self.fabric.post(PORT, TookOver(notes))
 
     # The agent.
 
@@ -149,54 +238,61 @@ class PairwiseParticipant(Participant):
             self._handle(self.fabric.receive(PORT))
             self._go_on()
 
-    def _handle(self, message: Message) -> None:
-        kind, sender = message.body["kind"], message.sender
-        if kind == "ask":
-            self._on_ask(message)
-        elif kind == "answer" and sender == self._asked:
-            self._conclude(message)
-        elif kind == "busy" and sender == self._asked:
-            self._give_up()
-            self._turned_away_by = sender
-        elif kind == "free" and sender == self._turned_away_by:
-            self._turned_away_by = None
-        elif kind == "members":
-            for gone in message.body["gone"]:
-                self._on_gone(Address.parse(gone))
-        elif kind == "tick":
-            self._draining = False
-            self._ask()
-        elif kind == "drain":
-            self._draining = True
-            self._open.add(self.replica.take_work())
-        elif kind == "took over":
-            self._commit(message.body["notes"])
-        elif kind == "entered":
-            self._in = True
-        elif kind == "welcome":
-            self._welcome(Address.parse(message.body["to"]))
-        elif kind == "show":
-            self._show(sender)
-        elif kind == "cut":
-            self._cut(message.body["sync_round"])
-        elif kind == "end":
-            self._ending = True
+    def _handle(self, message: Message[Any]) -> None:
+        sender = message.sender
+        match message.body:
+            case Ask():
+                self._on_ask(message)
+            case ModelAnswer() if sender == self._asked:
+                self._conclude(message)
+            case Busy() if sender == self._asked:
+                self._give_up()
+                self._turned_away_by = sender
+            case Free() if sender == self._turned_away_by:
+                self._turned_away_by = None
+            case MembersChanged(gone=gone):
+                for address in gone:
+                    self._on_gone(address)
+            case ShowModel():
+                self._show(sender)
+            case directive_or_own:
+                self._obey(directive_or_own)
+
+    def _obey(self, order: Directive | OwnMessage) -> None:
+        """What the coordinator or the learner's thread wants."""
+        match order:
+            case Tick():
+                self._draining = False
+                self._ask()
+            case Drain():
+                self._draining = True
+                self._open.add(self.replica.take_work())
+            case TookOver(notes):
+                self._reports.report(notes)
+            case HasEntered():
+                self._in = True
+            case SendState(newcomer):
+                self._welcome(newcomer)
+            case TakeSnapshot(checkpoint):
+                self._cut(checkpoint)
+            case End():
+                self._ending = True
 
     def _go_on(self) -> None:
         """What is due while this learner is in no exchange."""
         while self._asked is None and self._in:
             while self._unclosed:
-                self.client.tell("closed", gone=self._unclosed.pop())
+                self.client.tell(Closed(self._unclosed.pop()))
             if self._ending:
                 self._refuse_all()
-                self.fabric.post(ENDED, {})
+                self.fabric.post(ENDED, Ended())
                 self._in = False
                 return
             if self._waiting:
                 self._answer(self._waiting.popleft())
                 continue
             while self._turned_away:
-                self._tell(self._turned_away.pop(), {"kind": "free"})
+                self._tell(self._turned_away.pop(), Free())
             if not (self._draining and self._open.ranges and self._turned_away_by is None):
                 return
             self._ask()
@@ -216,23 +312,23 @@ class PairwiseParticipant(Participant):
             self.rounds += 1
             if partner == self.fabric.address:
                 self._mix(model.copy(), model)
-                self._commit(notes)
+                self._reports.report(notes)
                 self._open, self._given = TrainedWork(), {}
                 return
-            if self._tell(partner, {"kind": "ask", "notes": notes}, self._round(model)):
+            if self._tell(partner, Ask(notes), self._round(model)):
                 break
         self._asked, self._model = partner, model
         self._in_question, self._open = self._open, TrainedWork()
 
-    def _conclude(self, message: Message) -> None:
+    def _conclude(self, message: Message[Ask] | Message[ModelAnswer]) -> None:
         """The other's model is here: as an answer, or as a question that crossed one's own."""
         assert self._model is not None and message.vector is not None
-        partner, notes = message.sender, dict(message.body["notes"])
-        notes[str(self.fabric.address)] = self._note(self._in_question)
+        partner = message.sender
+        notes = {**message.body.notes, self.fabric.address: self._note(self._in_question)}
         nbytes = message.vector.nbytes
         self._mix(self._model, message.vector)
         message.release()
-        self._commit(notes)
+        self._reports.report(notes)
         self._asked, self._model = None, None
         self._in_question, self._given = TrainedWork(), {}
         self.replica.event(
@@ -252,22 +348,22 @@ class PairwiseParticipant(Participant):
 
     # Being asked.
 
-    def _on_ask(self, message: Message) -> None:
+    def _on_ask(self, message: Message[Ask]) -> None:
         sender = message.sender
         if sender == self._asked:
             self._conclude(message)
         elif not self._in or (self._asked is not None and sender < self.fabric.address):
             message.release()
             self._turned_away.add(sender)
-            self._tell(sender, {"kind": "busy"})
+            self._tell(sender, Busy())
         else:
             self._waiting.append(message)
 
-    def _answer(self, message: Message) -> None:
+    def _answer(self, message: Message[Ask]) -> None:
         sender = message.sender
         model, notes = self._take_model()
-        if self._tell(sender, {"kind": "answer", "notes": notes}, self._round(model)):
-            self._commit(message.body["notes"])
+        if self._tell(sender, ModelAnswer(notes), self._round(model)):
+            self._reports.report(message.body.notes)
             given = self._given.setdefault(sender, TrainedWork())
             given.add(self._open)
             self._open = TrainedWork()
@@ -278,23 +374,18 @@ class PairwiseParticipant(Participant):
         while self._waiting:
             message = self._waiting.popleft()
             message.release()
-            self._tell(message.sender, {"kind": "busy"})
+            self._tell(message.sender, Busy())
 
     # Both.
 
     def _take_model(self) -> tuple[Vector, Notes]:
         """The model, and all work in it that the coordinator may not know of, by owner."""
         snapshot = self.replica.snapshot()
-        if not snapshot.vector.finite():
-            raise Diverged(self.fabric.address, self.rounds)
+        check_finite(self.replica, snapshot.vector, self.rounds)
         self._open.add(snapshot.work)
-        self._told = [(n, notes) for n, notes in self._told if self.client.is_pending(n)]
-        mine = self._note(self._open) + self._in_question.note()
-        all_notes: Notes = {str(self.fabric.address): mine}
-        for _, notes in self._told:
-            for owner, note in notes.items():
-                all_notes[owner] = all_notes.get(owner, []) + note
-        return snapshot.vector, all_notes
+        mine = merge(self._note(self._open), self._in_question.ranges)
+        notes = merge_notes({self.fabric.address: mine}, self._reports.unacknowledged)
+        return snapshot.vector, notes
 
     def _round(self, model: Vector) -> Vector:
         """The model as it travels; what is kept here becomes the same."""
@@ -303,12 +394,9 @@ class PairwiseParticipant(Participant):
             model.assign(rounded)
         return rounded
 
-    def _note(self, work: TrainedWork) -> list[list[int]]:
+    def _note(self, work: TrainedWork) -> Ranges:
         """Positions, and those that were given in answers."""
-        note = work.note()
-        for given in self._given.values():
-            note += given.note()
-        return note
+        return merge(work.ranges, *(given.ranges for given in self._given.values()))
 
     def _mix(self, mine: Vector, theirs: Any) -> None:
         """Hands in half the difference; ``mine`` is used up."""
@@ -316,13 +404,7 @@ class PairwiseParticipant(Participant):
         mine.scale(0.5)
         self.replica.add(mine)
 
-    def _commit(self, notes: Mapping[str, list[list[int]]]) -> None:
-        notes = {owner: note for owner, note in notes.items() if note}
-        if notes:
-            self._told.append((self.client.tell("commit", notes=notes), notes))
-            self.replica.record(notes=notes)
-
-    def _tell(self, to: Address, body: dict[str, Any], vector: Vector | None = None) -> bool:
+    def _tell(self, to: Address, body: PeerMessage, vector: Vector | None = None) -> bool:
         try:
             self.fabric.send(to, PORT, body, vector)
         except Gone:
@@ -330,7 +412,8 @@ class PairwiseParticipant(Participant):
         return True
 
     def _on_gone(self, who: Address) -> None:
-        self._unclosed.append(str(who))
+        self._unclosed.append(who)
+        self._reports.member_gone()
         self._turned_away.discard(who)
         if who == self._asked:
             self._give_up()
@@ -344,7 +427,8 @@ class PairwiseParticipant(Participant):
     def _welcome(self, newcomer: Address) -> None:
         model, notes = self._take_model()
         try:
-            send_bundle(self.fabric, newcomer, StateBundle({"notes": notes}, {"parameters": model}))
+            plain = to_plain(NewcomerNotes(notes))
+            send_bundle(self.fabric, newcomer, StateBundle(plain, {"parameters": model}))
         except Gone:
             return
 
@@ -357,5 +441,6 @@ class PairwiseParticipant(Participant):
 
     def _cut(self, number: int) -> None:
         model, notes = self._take_model()
-        self._kept = (number, StateBundle({"rounds": self.rounds}, {"parameters": model}))
-        self.client.tell("cut", sync_round=number, ranges=notes[str(self.fabric.address)])
+        plain = to_plain(ExchangeState(self.rounds))
+        self._kept = (number, StateBundle(plain, {"parameters": model}))
+        self.client.tell(SnapshotTaken(number, notes[self.fabric.address]))

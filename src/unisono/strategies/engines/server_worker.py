@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from unisono.coordinator.output import STRATEGY
+from unisono.coordinator.messages import (
+    Commit,
+    Continue,
+    Directive,
+    Return,
+    SendState,
+    SnapshotTaken,
+    TakeSnapshot,
+)
 from unisono.errors import UserError
-from unisono.fabric import Address, Gone, Message, TimedOut, Vector
+from unisono.fabric import (
+    Address,
+    Gone,
+    MembersChanged,
+    Message,
+    TimedOut,
+    TypedPort,
+    Vector,
+    from_plain,
+    to_plain,
+)
 from unisono.pool.pool import Assignment
+from unisono.pool.ranges import Ranges, merge
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.pushes import Push, ServerSettings
+from unisono.strategies.engines.server_messages import (
+    ENDED,
+    FINAL,
+    PORT,
+    PULLED,
+    SHOWN,
+    Backup,
+    Copies,
+    CopiesWanted,
+    Drain,
+    Dropped,
+    End,
+    Ended,
+    Final,
+    HasEntered,
+    Moved,
+    NewcomerState,
+    OwnMessage,
+    PullDone,
+    Pulled,
+    PushPiece,
+    PushReady,
+    Show,
+)
 from unisono.strategies.engines.shard_store import ShardStore
-from unisono.strategies.engines.shards import Copy, Run, bounds, runs
+from unisono.strategies.engines.shards import bounds, runs
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
 from unisono.strategies.engines.witness import Witness
 
-PORT = STRATEGY
-PULLED = "pulled"
-SHOWN = "shown"
-FINAL = "final"
-ENDED = "ended"
+B = TypeVar("B")
 LATE = 5
 """Pushes dropped one after the other, after which a learner is said to be too slow."""
 
@@ -55,7 +94,7 @@ class ServerParticipant(Participant):
     ) -> None:
         super().__init__(replica)
         self._settings = settings
-        self._shard_store = ShardStore(replica, PORT, settings.shards, averages_from)
+        self._shard_store = ShardStore(replica, settings.shards, averages_from)
         self._shard_store.holds_back = self._holds_back
         # The learner's thread.
         self._entered = False
@@ -82,7 +121,7 @@ class ServerParticipant(Participant):
         self._uncommitted_pushes = 0
         self._uncommitted = TrainedWork()
         """Applied, and perhaps only in shards that are here."""
-        self._told: list[tuple[int, list[list[int]]]] = []
+        self._told: list[tuple[int, Ranges]] = []
         self._versions: dict[int, int] = {}
         """Which versions of these shards must be elsewhere, too, before that is committed."""
         self._kept: tuple[int, StateBundle] | None = None
@@ -92,8 +131,8 @@ class ServerParticipant(Participant):
     def start(self) -> None:
         """Spawns the agent."""
         self.fabric.port(PORT, members=True)
-        for name in (PULLED, SHOWN, FINAL, ENDED):
-            self.fabric.port(name)
+        for port in (PULLED, SHOWN, FINAL, ENDED):
+            self.fabric.port(port)
         self.fabric.spawn("agent", self._run)
 
     def enter(self, assignment: Assignment | None) -> bool:
@@ -102,7 +141,7 @@ class ServerParticipant(Participant):
         if self._entered:
             self._model = self.replica.parameters()
             self._pulled_at = self._shard_store.copies[0].version
-            self.fabric.post(PORT, {"kind": "entered"})
+            self.fabric.post(PORT, HasEntered())
         return self._entered
 
     def _check_bound(self) -> None:
@@ -147,7 +186,7 @@ class ServerParticipant(Participant):
         if self._minibatches:
             self._begin_push()
             self._pull(wait=True)
-        self.fabric.post(PORT, {"kind": "drain"})
+        self.fabric.post(PORT, Drain())
 
     def _begin_push(self) -> None:
         if self.rounds == 0:
@@ -168,7 +207,7 @@ class ServerParticipant(Participant):
         self._gradient, self._weight, self._minibatches = None, 0, 0
         self._under_way = True
         self._next = push
-        self.fabric.post(PORT, {"kind": "push"})
+        self.fabric.post(PORT, PushReady())
 
     def _pull(self, *, wait: bool) -> None:
         began = self.fabric.now()
@@ -199,10 +238,10 @@ class ServerParticipant(Participant):
                         continue
                 self._final = self._collect()
                 for member in others:
-                    self._tell(member, FINAL, {}, self._final)
+                    self._tell(member, FINAL, Final(), self._final)
                 break
             try:
-                self.fabric.send(leader, FINAL, {})
+                self.fabric.send(leader, FINAL, Final())
                 message = self.fabric.receive(FINAL, leader)
             except Gone:
                 leader = None
@@ -212,7 +251,7 @@ class ServerParticipant(Participant):
             message.release()
         self.replica.replace(self._final)
         # Who leaves tells the coordinator nothing any more: there may soon be none.
-        self.fabric.post(PORT, {"kind": "end"})
+        self.fabric.post(PORT, End())
         self.fabric.receive(ENDED)
 
     def consensus(self) -> Vector | None:
@@ -231,9 +270,7 @@ class ServerParticipant(Participant):
         while missing:
             view = self.fabric.members()
             for run, who in runs(missing, count, view.addresses()).items():
-                body = {"kind": "show", "run": list(run), "view": view.version, "reply": SHOWN}
-                body.update(number=0, version=0, bound=0)
-                if not self._tell(who, PORT, body):
+                if not self._tell(who, PORT, Show(run, view.version)):
                     continue
                 try:
                     message = self.fabric.receive(SHOWN, who)
@@ -247,9 +284,8 @@ class ServerParticipant(Participant):
 
     def restore(self, bundle: StateBundle) -> None:
         """The shards that this learner held, from a checkpoint."""
-        self.rounds = bundle.plain["rounds"]
-        self._number = bundle.plain["number"]
-        self._shard_store.load(bundle)
+        state = self._shard_store.load(bundle)
+        self.rounds, self._number = state.rounds, state.number
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
         """What the coordinator asked to keep."""
@@ -258,9 +294,9 @@ class ServerParticipant(Participant):
 
     def _receive_state(self, donor: Address) -> None:
         self.replica.take_over(receive_bundle(self.fabric, donor))
-        bundle = receive_bundle(self.fabric, donor)
-        self._shard_store.copies = [Copy(*copy) for copy in bundle.plain["copies"]]
-        self._witness.gone.update(bundle.plain["gone"])
+        state = from_plain(NewcomerState, receive_bundle(self.fabric, donor).plain)
+        self._shard_store.copies = list(state.copies)
+        self._witness.gone.update(state.gone)
 
     # The agent.
 
@@ -273,37 +309,45 @@ class ServerParticipant(Participant):
                 self._witness.tell()
                 self._commit()
 
-    def _handle(self, message: Message) -> None:
-        kind = message.body["kind"]
-        if kind in ("piece", "show"):
-            self._shard_store.serve(message)
-        elif kind == "copies wanted":
-            self._shard_store.give_copies(message)
-        elif kind == "copies":
-            self._shard_store.take_copies(message)
-        elif kind in ("pulled", "moved", "dropped"):
-            self._on_reply(message)
-        elif kind == "members":
-            self._on_members(message)
-        elif kind == "push":
-            self._start()
-        elif kind == "backup":
-            self._shard_store.take_backup(message)
-        elif kind == "entered":
-            self._shard_store.begin(self._model)
-            self._in = True
-        elif kind == "welcome":
-            self._to_welcome.append(Address.parse(message.body["to"]))
-        elif kind == "drain":
-            self._draining = True
-        elif kind == "cut":
-            self._cutting = message.body["sync_round"]
-            self._cut_if_quiet()
-        elif kind == "go on":
-            self._go_on(message.body["keep"])
-        elif kind == "end":
-            self._in = False
-            self.fabric.post(ENDED, {})
+    def _handle(self, message: Message[Any]) -> None:
+        match message.body:
+            case PushPiece():
+                self._shard_store.serve(message)
+            case Show():
+                self._shard_store.show(message)
+            case CopiesWanted():
+                self._shard_store.give_copies(message)
+            case Copies():
+                self._shard_store.take_copies(message)
+            case Pulled() | Moved() | Dropped():
+                self._on_reply(message)
+            case Backup():
+                self._shard_store.take_backup(message)
+            case MembersChanged(gone=gone):
+                self._on_members(gone)
+            case directive_or_own:
+                self._obey(directive_or_own)
+
+    def _obey(self, order: Directive | OwnMessage) -> None:
+        """What the coordinator or the learner's thread wants."""
+        match order:
+            case PushReady():
+                self._start()
+            case HasEntered():
+                self._shard_store.begin(self._model)
+                self._in = True
+            case SendState(newcomer):
+                self._to_welcome.append(newcomer)
+            case Drain():
+                self._draining = True
+            case TakeSnapshot(checkpoint):
+                self._cutting = checkpoint
+                self._cut_if_quiet()
+            case Continue(keep):
+                self._go_on(keep)
+            case End():
+                self._in = False
+                self.fabric.post(ENDED, Ended())
 
     def _start(self) -> None:
         """Begins a push, unless one is under way, or all hold back for a checkpoint."""
@@ -329,42 +373,40 @@ class ServerParticipant(Participant):
             first = next(run for run in placed if run[0] == 0)
             wanted = set(range(*first)) if 0 in wanted else set()
         for run, who in runs(wanted, self._settings.shards, view.addresses()).items():
-            body: dict[str, Any] = {
-                "kind": "piece",
-                "run": list(run),
-                "view": view.version,
-                "reply": PORT,
-                "number": push.number,
-                "version": push.version,
-                "rates": push.rates,
-                "progress": push.progress,
-                "note": self._note(push),
-                "bound": 0 if push.decided else self._settings.bound,
-                "passed": self._passed,
-            }
+            message = PushPiece(
+                run=run,
+                view=view.version,
+                number=push.number,
+                version=push.version,
+                rates=tuple(push.rates),
+                progress=push.progress,
+                note=self._note(push),
+                bound=0 if push.decided else self._settings.bound,
+                passed=self._passed,
+            )
             span = bounds(run, self._settings.shards, len(self._shard_store.model))
             piece = None if push.gradient is None else push.gradient.slice(*span)
-            if self._tell(who, PORT, body, piece):
+            if self._tell(who, PORT, message, piece):
                 push.sent[run] = who
 
-    def _on_reply(self, message: Message) -> None:
-        push, body = self._push, message.body
-        run: Run = (body["run"][0], body["run"][1])
-        current = push is not None and body["number"] == push.number
+    def _on_reply(self, message: Message[Pulled | Moved | Dropped]) -> None:
+        push, reply = self._push, message.body
+        run = reply.run
+        current = push is not None and reply.number == push.number
         if push is None or not current or push.sent.get(run) != message.sender:
             message.release()  # Of an earlier push, or of one who was asked before it moved.
             return
         del push.sent[run]
-        if body["kind"] == "pulled":
-            self._shard_store.take(message)
+        if isinstance(reply, Pulled):
+            self._shard_store.take(reply, message.vector)
             push.missing -= set(range(*run))
             push.decided = True
             if run[0] == 0:
-                push.stale = body["stale"]
+                push.stale = reply.stale
         message.release()
-        if body["kind"] == "dropped":
-            self._on_dropped(push, body["stale"])
-        elif body["kind"] == "pulled":
+        if isinstance(reply, Dropped):
+            self._on_dropped(push, reply.stale)
+        elif isinstance(reply, Pulled):
             self._send_pieces()
         if not push.missing:
             self._complete(push)
@@ -386,13 +428,13 @@ class ServerParticipant(Participant):
                 staleness=push.stale,
                 weight=push.work.examples,
             )
-        self.fabric.post(PULLED, {})
+        self.fabric.post(PULLED, PullDone())
         self._cut_if_quiet()
 
     def _on_dropped(self, push: Push, stale: int) -> None:
         """Its work goes back; what follows is only a pull."""
         self._late += 1
-        self.client.tell("return", ranges=push.work.note())
+        self.client.tell(Return(push.work.note()))
         self.replica.record(dropped=push.work.note())
         late = self._late if self._late % LATE == 0 else 0
         self.replica.event("dropped", staleness=stale, bound=self._settings.bound, in_a_row=late)
@@ -400,10 +442,10 @@ class ServerParticipant(Participant):
         push.missing, push.sent = set(range(self._settings.shards)), {}
         self._send_pieces()
 
-    def _on_members(self, message: Message) -> None:
+    def _on_members(self, gone: tuple[Address, ...]) -> None:
         if self.fabric.address not in self.fabric.members().addresses():
             return  # It has left.
-        self._witness.add(message.body["gone"])
+        self._witness.add(gone)
         self._shard_store.change_view()
         self._shard_store.retry()
         if self._push is not None:
@@ -425,43 +467,40 @@ class ServerParticipant(Participant):
             self._shard_store.back_up(self._versions)
         if self._shard_store.survives(self._versions):
             note = self._uncommitted.note()
-            self._told.append((self._tell_committed(str(self.fabric.address), note), note))
+            self._told.append((self._tell_committed(self.fabric.address, note), note))
             self._uncommitted, self._uncommitted_pushes = TrainedWork(), 0
 
-    def _note(self, push: Push) -> list[list[int]]:
+    def _note(self, push: Push) -> Ranges:
         """This learner's work that the coordinator may not know to be committed."""
         self._told = [(n, note) for n, note in self._told if self.client.is_pending(n)]
-        told = [positions for _, note in self._told for positions in note]
-        return push.work.note() + self._uncommitted.note() + told
+        told = [note for _, note in self._told]
+        return merge(push.work.ranges, self._uncommitted.ranges, *told)
 
-    def _tell_committed(self, owner: str, note: list[list[int]]) -> int:
-        self.replica.record(notes={owner: note})
-        return self.client.tell("commit", notes={owner: note})
+    def _tell_committed(self, owner: Address, note: Ranges) -> int:
+        self.replica.record(notes={str(owner): note})
+        return self.client.tell(Commit({owner: note}))
 
     def _welcome(self, newcomer: Address) -> None:
-        copies = [copy.to_body() for copy in self._shard_store.copies]
-        gone = sorted(self._witness.gone)
+        state = NewcomerState(tuple(self._shard_store.copies), tuple(sorted(self._witness.gone)))
         bundle = self.replica.export(optimizer=False)
         parameters = bundle.vectors["parameters"]
         parameters.slice(0, len(self._shard_store.model)).assign(self._shard_store.model)
         try:
             send_bundle(self.fabric, newcomer, bundle)
-            send_bundle(self.fabric, newcomer, StateBundle({"copies": copies, "gone": gone}))
+            send_bundle(self.fabric, newcomer, StateBundle(to_plain(state)))
         except Gone:
             return
 
     # Checkpoints: all shards of one instant, in which no push is under way.
 
-    def _holds_back(self, message: Message) -> bool:
+    def _holds_back(self, push: PushPiece) -> bool:
         """A push of one who has passed a checkpoint that this member has still to write."""
-        if self._cutting is None or message.body["kind"] != "piece":
-            return False
-        return bool(message.body["passed"] >= self._cutting)
+        return self._cutting is not None and push.passed >= self._cutting
 
     def _cut_if_quiet(self) -> None:
         if self._cutting is not None:
             if self._push is None:
-                self.client.tell("cut", sync_round=self._cutting, ranges=[])
+                self.client.tell(SnapshotTaken(self._cutting, ()))
         else:
             self._start()
 
@@ -469,16 +508,12 @@ class ServerParticipant(Participant):
         if self._cutting is None:
             return
         if keep == self._cutting:
-            bundle = self._shard_store.export()
-            bundle.plain["rounds"], bundle.plain["number"] = self.rounds, self._number
-            self._kept = (keep, bundle)
+            self._kept = (keep, self._shard_store.export(self.rounds, self._number))
         self._passed, self._cutting = self._cutting, None
         self._shard_store.retry()
         self._start()
 
-    def _tell(
-        self, to: Address, port: str, body: dict[str, Any], vector: Vector | None = None
-    ) -> bool:
+    def _tell(self, to: Address, port: TypedPort[B], body: B, vector: Vector | None = None) -> bool:
         try:
             self.fabric.send(to, port, body, vector)
         except Gone:

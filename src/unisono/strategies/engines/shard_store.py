@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
-from unisono.fabric import Address, Gone, Message, Vector
+from unisono.fabric import Address, Gone, Message, TypedPort, Vector, from_plain, to_plain
+from unisono.pool.ranges import Ranges, merge, subtract
 from unisono.strategies.base import Replica, StateBundle
+from unisono.strategies.engines.server_messages import (
+    PORT,
+    SHOWN,
+    Backup,
+    Copies,
+    CopiesWanted,
+    Dropped,
+    Moved,
+    Pulled,
+    PushPiece,
+    ServerState,
+    ShardState,
+    Show,
+    Shown,
+)
 from unisono.strategies.engines.shards import Copy, Run, Shard, bounds, holder, runs
+
+B = TypeVar("B")
 
 
 class ShardStore:
@@ -21,25 +39,25 @@ class ShardStore:
     mean begin anew in a shard that moves.
 
     A request that comes too early (from a member that has seen a newer view, or for a shard that
-    is not complete yet) waits here; one that comes too late is answered with ``moved``.
+    is not complete yet) waits here; one that comes too late is answered with ``Moved``.
     """
 
-    def __init__(self, replica: Replica, port: str, shards: int, averages_from: float | None):
+    def __init__(self, replica: Replica, shards: int, averages_from: float | None) -> None:
         self._replica = replica
         self._fabric = replica.fabric
-        self._port = port
         self._count = shards
         self._averages_from = averages_from
         self._shards: dict[int, Shard] = {}
         self._asked: dict[int, set[Address]] = {}
         self._kept: dict[int, StateBundle] = {}
         self._kept_values: dict[int, Vector] = {}
-        self._held: list[tuple[Message, Callable[[Message], bool]]] = []
+        self._held: list[Callable[[], bool]] = []
+        """Requests that could not be served yet, each a function that tries again."""
         self._begun = False
         self.copies = [Copy() for _ in range(shards)]
         """What ``model`` is a copy of."""
         self._known = [Copy(generation=-1) for _ in range(shards)]
-        self.holds_back: Callable[[Message], bool] = lambda message: False
+        self.holds_back: Callable[[PushPiece], bool] = lambda push: False
         """Whether a push must wait, whatever shard it is for."""
         self._given: dict[int, int] = {}
         """The newest version of each shard here that another member was sent."""
@@ -58,13 +76,11 @@ class ShardStore:
             self._part(self._values, (shard, shard + 1)).assign(vector)
         self.change_view()
 
-    def take(self, message: Message) -> Run:
+    def take(self, pulled: Pulled, vector: Vector | None) -> None:
         """Takes newer values of a run over into ``model``."""
-        first, last = message.body["run"]
-        self._part(self.model, (first, last)).assign(message.vector)
-        for shard, copy in zip(range(first, last), message.body["copies"], strict=True):
-            self.copies[shard] = Copy(*copy)
-        return first, last
+        self._part(self.model, pulled.run).assign(vector)
+        for shard, copy in zip(range(*pulled.run), pulled.copies, strict=True):
+            self.copies[shard] = copy
 
     # What survives this member.
 
@@ -73,18 +89,15 @@ class ShardStore:
         """Whether all shards that are to be here are."""
         return not self._asked
 
-    def work_of(self, gone: str) -> list[list[int]]:
+    def work_of(self, gone: Address) -> Ranges:
         """The last work of one who is gone that is in the model as it is known here."""
-        found: list[list[int]] = []
-        for number in range(self._count):
-            found += [n for n in self._newest(number).notes.get(gone, []) if n not in found]
-        return found
+        return merge(*(self._newest(n).notes.get(gone, ()) for n in range(self._count)))
 
-    def forget(self, gone: str, note: list[list[int]]) -> None:
+    def forget(self, gone: Address, note: Ranges) -> None:
         """The coordinator knows this work of one who is gone."""
         for number in range(self._count):
             notes = self._newest(number).notes
-            left = [n for n in notes.pop(gone, []) if n not in note]
+            left = subtract(notes.pop(gone, ()), note)
             if left:
                 notes[gone] = left
 
@@ -113,16 +126,15 @@ class ShardStore:
         following = members[(members.index(self._fabric.address) + 1) % len(members)]
         lost = {s for s in versions if s in self._shards and self._given.get(s, -1) < versions[s]}
         for run in runs(lost, self._count, members):
-            copies = [self._shards[s].copy.to_body() for s in range(*run)]
-            body = {"kind": "backup", "run": list(run), "copies": copies}
-            if self._send(following, self._port, body, self._part(self._values, run)):
+            copies = tuple(self._shards[s].copy for s in range(*run))
+            if self._send(following, PORT, Backup(run, copies), self._part(self._values, run)):
                 self._note_given(run)
 
-    def take_backup(self, message: Message) -> None:
+    def take_backup(self, message: Message[Backup]) -> None:
         """Keeps what another would lose."""
-        first, last = message.body["run"]
-        for place, shard in enumerate(range(first, last)):
-            copy = Copy(*message.body["copies"][place])
+        backup = message.body
+        first = backup.run[0]
+        for shard, copy in zip(range(*backup.run), backup.copies, strict=True):
             mine = shard in self._shards or not self._begun
             if not mine and copy.newer_than(self._known[shard]):
                 self._known[shard] = copy
@@ -143,19 +155,23 @@ class ShardStore:
 
     # Requests.
 
-    def serve(self, message: Message) -> None:
-        """A push, a pull, or a wish to see the model."""
-        self._try(message, self._serve)
+    def serve(self, message: Message[PushPiece]) -> None:
+        """A push, or only a pull."""
+        self._try(lambda: self._serve(message))
 
-    def give_copies(self, message: Message) -> None:
+    def show(self, message: Message[Show]) -> None:
+        """A wish to see the model."""
+        self._try(lambda: self._show(message))
+
+    def give_copies(self, message: Message[CopiesWanted]) -> None:
         """Somebody is to hold shards, and wants what there is of them."""
-        self._try(message, self._give_copies)
+        self._try(lambda: self._give_copies(message))
 
-    def take_copies(self, message: Message) -> None:
+    def take_copies(self, message: Message[Copies]) -> None:
         """What another has of shards that this member is to hold."""
-        first, last = message.body["run"]
-        for place, shard in enumerate(range(first, last)):
-            copy = Copy(*message.body["copies"][place])
+        copies = message.body
+        first = copies.run[0]
+        for shard, copy in zip(range(*copies.run), copies.copies, strict=True):
             if shard not in self._asked:
                 continue
             if copy.newer_than(self._known[shard]):
@@ -190,9 +206,8 @@ class ShardStore:
                 part = self._part(self.model, (shard, shard + 1))
                 self._part(self._values, (shard, shard + 1)).assign(part)
         for run in runs(new, self._count, members):
-            body = {"kind": "copies wanted", "run": list(run), "view": view.version}
             for member in others:
-                if not self._send(member, self._port, body):
+                if not self._send(member, PORT, CopiesWanted(run, view.version)):
                     for shard in range(*run):
                         self._asked[shard].discard(member)
         self._complete()
@@ -200,53 +215,56 @@ class ShardStore:
     def retry(self) -> None:
         """Something has changed: looks at what waits again."""
         held, self._held = self._held, []
-        for message, serve in held:
-            self._try(message, serve)
+        for serve in held:
+            self._try(serve)
 
     # A checkpoint.
 
-    def export(self) -> StateBundle:
+    def export(self, rounds: int, number_of_push: int) -> StateBundle:
         """The shards that are held here, with what their optimizers remember."""
-        held = {str(s): shard.copy.to_body() for s, shard in self._shards.items()}
-        copies = [copy.to_body() for copy in self.copies]
-        bundle = StateBundle({"held": held, "copies": copies})
+        held = {s: ShardState(shard.copy, shard.averaged) for s, shard in self._shards.items()}
+        bundle = StateBundle(
+            to_plain(ServerState(held, tuple(self.copies), rounds, number_of_push))
+        )
         for number, shard in self._shards.items():
             bundle.vectors[f"{number}.values"] = shard.values.copy()
             for name, vector in shard.updater.state().vectors.items():
                 bundle.vectors[f"{number}.updater.{name}"] = vector
             if shard.mean is not None:
                 bundle.vectors[f"{number}.mean"] = shard.mean.copy()
-                bundle.plain[f"{number}.averaged"] = shard.averaged
         return bundle
 
-    def load(self, bundle: StateBundle) -> None:
+    def load(self, bundle: StateBundle) -> ServerState:
         """The inverse of ``export``; before ``begin``."""
-        self.copies = [Copy(*copy) for copy in bundle.plain["copies"]]
-        for name, copy in bundle.plain["held"].items():
-            self._known[int(name)] = Copy(*copy)
-            self._kept_values[int(name)] = bundle.vectors[f"{name}.values"]
-            prefix = f"{name}.updater."
-            kept = StateBundle({"averaged": bundle.plain.get(f"{name}.averaged", 0)})
+        state = from_plain(ServerState, bundle.plain)
+        self.copies = list(state.copies)
+        for number, shard in state.held.items():
+            self._known[number] = shard.copy
+            self._kept_values[number] = bundle.vectors[f"{number}.values"]
+            prefix = f"{number}.updater."
+            kept = StateBundle({"averaged": shard.averaged})
             for key, vector in bundle.vectors.items():
                 if key.startswith(prefix):
                     kept.vectors[key.removeprefix(prefix)] = vector
-            if f"{name}.mean" in bundle.vectors:
-                kept.vectors["mean"] = bundle.vectors[f"{name}.mean"]
-            self._kept[int(name)] = kept
+            if f"{number}.mean" in bundle.vectors:
+                kept.vectors["mean"] = bundle.vectors[f"{number}.mean"]
+            self._kept[number] = kept
+        return state
 
     # Inside.
 
-    def _try(self, message: Message, serve: Callable[[Message], bool]) -> None:
-        if not serve(message):
-            self._held.append((message, serve))
+    def _try(self, serve: Callable[[], bool]) -> None:
+        if not serve():
+            self._held.append(serve)
 
-    def _early(self, message: Message) -> bool:
-        return not self._begun or message.body["view"] > self._fabric.members().version
+    def _early(self, view: int) -> bool:
+        return not self._begun or view > self._fabric.members().version
 
-    def _give_copies(self, message: Message) -> bool:
-        if self._early(message):
+    def _give_copies(self, message: Message[CopiesWanted]) -> bool:
+        wanted = message.body
+        if self._early(wanted.view):
             return False
-        first, last = message.body["run"]
+        first, last = wanted.run
         low, _ = bounds((first, last), self._count, len(self.model))
         vector = self._part(self.model, (first, last)).copy()
         copies = self.copies[first:last]
@@ -256,65 +274,75 @@ class ShardStore:
                 copies[place] = newest
                 start, stop = bounds((shard, shard + 1), self._count, len(self.model))
                 vector.slice(start - low, stop - low).assign(self._values.slice(start, stop))
-        body = {"kind": "copies", "run": [first, last], "copies": [c.to_body() for c in copies]}
-        self._send(message.sender, self._port, body, vector)
-        self._note_given((first, last))
+        self._send(message.sender, PORT, Copies(wanted.run, tuple(copies)), vector)
+        self._note_given(wanted.run)
         return True
 
-    def _serve(self, message: Message) -> bool:
+    def _serve(self, message: Message[PushPiece]) -> bool:
         """Whether the request is answered."""
-        body, sender = message.body, message.sender
-        run: Run = (body["run"][0], body["run"][1])
-        if self._early(message) or self.holds_back(message):
+        push, sender = message.body, message.sender
+        run = push.run
+        if self._early(push.view) or self.holds_back(push):
             return False
-        members = self._fabric.members().addresses()
-        if sender not in members:
+        if sender not in self._fabric.members().addresses():
             message.release()  # It waited here, and what it wants applied is given out again.
             return True
-        shards = range(*run)
-        if any(holder(s, self._count, members) != self._fabric.address for s in shards):
+        if not self._is_mine(run):
             message.release()
-            reply = {"kind": "moved", "run": list(run), "number": body["number"]}
-            self._send(sender, body["reply"], reply)
+            self._send(sender, PORT, Moved(run, push.number))
             return True
-        if not all(shard in self._shards for shard in shards):
+        if not all(shard in self._shards for shard in range(*run)):
             return False
-        stale = self._shards[run[0]].copy.version - body["version"]
-        answer: dict[str, Any] = {"run": list(run), "number": body["number"], "stale": stale}
-        fresh = self._shards[run[0]].copy.applied.get(str(sender), 0) < body["number"]
-        if body["bound"] and fresh and stale > body["bound"]:
+        first = self._shards[run[0]].copy
+        stale, fresh = first.version - push.version, first.applied.get(sender, 0) < push.number
+        if push.bound and fresh and stale > push.bound:
             message.release()
-            self._send(sender, body["reply"], {**answer, "kind": "dropped"})
+            self._send(sender, PORT, Dropped(run, push.number, stale))
             return True
         if message.vector is not None:
-            self._apply(run, message)
+            self._apply(push, sender, message.vector)
         message.release()
-        answer["copies"] = [self._shards[s].copy.to_body() for s in shards]
-        vector = self._part(self._values, run)
-        if body["kind"] == "show" and any(self._shards[s].mean is not None for s in shards):
-            vector = vector.copy()
-            low = bounds(run, self._count, len(self.model))[0]
-            for s in shards:
-                start, stop = bounds((s, s + 1), self._count, len(self.model))
-                vector.slice(start - low, stop - low).assign(self._shards[s].shown)
-        self._send(sender, body["reply"], {**answer, "kind": "pulled"}, vector)
-        if sender != self._fabric.address and body["kind"] == "piece":
+        copies = tuple(self._shards[s].copy for s in range(*run))
+        reply = Pulled(run, push.number, stale, copies)
+        self._send(sender, PORT, reply, self._part(self._values, run))
+        if sender != self._fabric.address:
             self._note_given(run)
         return True
 
-    def _apply(self, run: Run, message: Message) -> None:
-        body, gradient = message.body, message.vector
-        assert gradient is not None
-        low = bounds(run, self._count, len(self.model))[0]
-        averages = self._averages_from is not None and body["progress"] > self._averages_from
-        pusher = str(message.sender)
-        for shard in range(*run):
-            start, stop = bounds((shard, shard + 1), self._count, len(self.model))
-            part = gradient.slice(start - low, stop - low)
-            self._shards[shard].apply(
-                pusher, body["number"], part, body["rates"], averages=averages
-            )
-            self._shards[shard].copy.notes[pusher] = body["note"]
+    def _is_mine(self, run: Run) -> bool:
+        members, me = self._fabric.members().addresses(), self._fabric.address
+        return all(holder(shard, self._count, members) == me for shard in range(*run))
+
+    def _show(self, message: Message[Show]) -> bool:
+        """Whether the request is answered."""
+        run, sender = message.body.run, message.sender
+        if self._early(message.body.view):
+            return False
+        if sender not in self._fabric.members().addresses():
+            return True
+        if not self._is_mine(run):
+            self._send(sender, SHOWN, Shown())
+            return True
+        if not all(shard in self._shards for shard in range(*run)):
+            return False
+        vector = self._part(self._values, run)
+        if any(self._shards[s].mean is not None for s in range(*run)):
+            vector = vector.copy()
+            low = bounds(run, self._count, len(self.model))[0]
+            for s in range(*run):
+                start, stop = bounds((s, s + 1), self._count, len(self.model))
+                vector.slice(start - low, stop - low).assign(self._shards[s].shown)
+        self._send(sender, SHOWN, Shown(), vector)
+        return True
+
+    def _apply(self, push: PushPiece, pusher: Address, gradient: Vector) -> None:
+        low = bounds(push.run, self._count, len(self.model))[0]
+        averages = self._averages_from is not None and push.progress > self._averages_from
+        for number in range(*push.run):
+            start, stop = bounds((number, number + 1), self._count, len(self.model))
+            part, shard = gradient.slice(start - low, stop - low), self._shards[number]
+            shard.apply(pusher, push.number, part, push.rates, averages=averages)
+            shard.copy.notes[pusher] = push.note
 
     def _complete(self) -> None:
         """Begins to hold the shards of which everybody has told what there is."""
@@ -346,9 +374,7 @@ class ShardStore:
     def _part(self, vector: Vector, run: Run) -> Vector:
         return vector.slice(*bounds(run, self._count, len(self.model)))
 
-    def _send(
-        self, to: Address, port: str, body: dict[str, Any], vector: Vector | None = None
-    ) -> bool:
+    def _send(self, to: Address, port: TypedPort[B], body: B, vector: Vector | None = None) -> bool:
         try:
             self._fabric.send(to, port, body, vector)
         except Gone:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from unisono.fabric import Address, Vector
+from unisono.pool.ranges import Ranges
 from unisono.strategies.base import Updater
 
 Run = tuple[int, int]
@@ -43,8 +44,8 @@ class Copy:
     """A shard as somebody knows it: the version, and the last push of each learner in it."""
 
     version: int = 0
-    applied: dict[str, int] = field(default_factory=dict)
-    notes: dict[str, list[list[int]]] = field(default_factory=dict)
+    applied: dict[Address, int] = field(default_factory=dict)
+    notes: dict[Address, Ranges] = field(default_factory=dict)
     """The work in it that its learners did not know to be committed when they pushed last."""
     generation: int = 0
     """The view with which its holder began: one who was presumed dead may still apply pushes."""
@@ -52,10 +53,6 @@ class Copy:
     def newer_than(self, other: Copy) -> bool:
         """Whether this is the later state of the shard."""
         return (self.generation, self.version) > (other.generation, other.version)
-
-    def to_body(self) -> list[object]:
-        """As plain data."""
-        return [self.version, self.applied, self.notes, self.generation]
 
     def twin(self) -> Copy:
         """Another that does not change with this one."""
@@ -85,7 +82,13 @@ class Shard:
     averaged: int = 0
 
     def apply(
-        self, pusher: str, number: int, gradient: Vector, rates: Sequence[float], *, averages: bool
+        self,
+        pusher: Address,
+        number: int,
+        gradient: Vector,
+        rates: Sequence[float],
+        *,
+        averages: bool,
     ) -> None:
         """Takes a step, unless this push is in it already."""
         if self.copy.applied.get(pusher, 0) >= number:

@@ -1,9 +1,8 @@
 """The engine of strategies that agree all together: an agent beside the learner.
 
-One activity, one port. Its messages: the learner's own tick (static sharding), the coordinator's
-``close`` (dynamic sharding), ``welcome`` (send your state to a newcomer), and, when a participant
-died, ``supply``, ``fetch`` and ``redo`` (see ``unisono.coordinator.sync_rounds``). What is agreed
-on, and what becomes of the result, is the strategy's.
+One activity, one port. Its messages: the learner's own tick (static sharding), and the
+coordinator's directives and answers (see ``unisono.coordinator.messages``). What is agreed on, and
+what becomes of the result, is the strategy's.
 """
 
 from __future__ import annotations
@@ -11,21 +10,80 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from unisono.coordinator.client import Refused
+from unisono.coordinator.messages import (
+    CloseRound,
+    Directive,
+    Fetch,
+    Reply,
+    Retire,
+    Retry,
+    RoundBroken,
+    RoundCompleted,
+    SendResult,
+    SendState,
+    Skip,
+    Sync,
+)
 from unisono.coordinator.output import STRATEGY
-from unisono.fabric import Address, Gone, Message, Precision, Vector
+from unisono.fabric import (
+    Address,
+    Gone,
+    Precision,
+    TypedPort,
+    Vector,
+    from_plain,
+    to_plain,
+)
 from unisono.pool.pool import Assignment
+from unisono.pool.ranges import Notes, merge_notes
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
 from unisono.strategies.engines.collective import Aborted, Collective
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
 from unisono.strategies.selection import AllModels, Candidate, Selection
 
-PORT = STRATEGY
-TICK = "tick"
-AGREED = "agreed"
+
+@dataclass(frozen=True)
+class RoundResult:
+    """The result of a sync round, for a member for whom it broke."""
+
+    round: int
+    notes: Notes
+
+
+@dataclass(frozen=True)
+class SyncState:
+    """What a newcomer gets beside its donor's vectors."""
+
+    rounds: int
+    excluded: tuple[Address, ...]
+
+
+# Between the learner's thread and its agent.
+
+
+@dataclass(frozen=True)
+class Tick:
+    """It is time for a round."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell the coordinator what it was not told yet."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer to either."""
+
+
+PORT: TypedPort[Directive | Reply | Tick | Report] = TypedPort(STRATEGY, Directive | Reply)
+RESULTS: TypedPort[RoundResult] = TypedPort("supply", RoundResult)
+AGREED: TypedPort[Done] = TypedPort("agreed")
 
 
 @dataclass
@@ -59,11 +117,11 @@ class SyncParticipant(Participant):
         self._excluded: set[Address] = set()
         self._result: Vector | None = None
         self._spare: Vector | None = None
-        self._last_notes: dict[str, list[list[int]]] | None = None
-        self._unreported: tuple[int, dict[str, list[list[int]]]] | None = None
+        self._last_notes: Notes | None = None
+        self._unreported: tuple[int, Notes] | None = None
         self._unreported_count = 0
         self._kept: tuple[int, StateBundle] | None = None
-        self._deferred: deque[Message] = deque()
+        self._deferred: deque[Directive | Tick | Report] = deque()
 
     # What a strategy says.
 
@@ -96,7 +154,7 @@ class SyncParticipant(Participant):
         if me == assignment.donor and assignment.newcomers:
             # Were this one to die unheard, the newcomers' model would hold what nobody reported.
             self.flush()
-            self.client.call("sync", "session")
+            self.client.call(Sync(), "session")
             for newcomer in assignment.newcomers:
                 self._send_state(newcomer)
         elif me in assignment.newcomers:
@@ -105,7 +163,7 @@ class SyncParticipant(Participant):
                 self._receive_state(assignment.donor)
             except Gone:
                 # The others have gone on from a point that nobody can give to this one any more.
-                self.client.call("retire", "session")
+                self.client.call(Retire(), "session")
                 raise Refused(
                     f"{assignment.donor.name} died while it was handing its state over"
                 ) from None
@@ -118,7 +176,7 @@ class SyncParticipant(Participant):
 
     def begin_round(self, sync_round: int) -> None:
         """Lets the agent do a sync round; one at a time, and nothing else asked of it meanwhile."""
-        self.fabric.post(PORT, {"kind": TICK, "sync_round": sync_round})
+        self.fabric.post(PORT, Tick(sync_round))
 
     def await_round(self) -> None:
         """Waits for the sync round that was begun."""
@@ -128,7 +186,7 @@ class SyncParticipant(Participant):
 
     def flush(self) -> None:
         """Lets the agent report what it has not, and waits until it has."""
-        self.fabric.post(PORT, {"kind": "report"})
+        self.fabric.post(PORT, Report())
         self.fabric.receive(AGREED)
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
@@ -140,27 +198,26 @@ class SyncParticipant(Participant):
 
     def _run(self) -> None:
         while True:
-            message = self._deferred.popleft() if self._deferred else self.fabric.receive(PORT)
+            message = self._deferred.popleft() if self._deferred else self.fabric.receive(PORT).body
             self._handle(message)
 
-    def _handle(self, message: Message) -> None:
-        body = message.body
-        kind = body["kind"]
-        if kind == TICK:
-            self._report_if_due()
-            self._sync(body["sync_round"], self._members)
-            self.fabric.post(AGREED, {"kind": AGREED})
-        elif kind == "close" and body["sync_round"] >= self.rounds:
-            self._sync(body["sync_round"], [Address.parse(a) for a in body["members"]])
-            if body["checkpoint"]:
-                self._kept = (body["sync_round"], self.state())
-        elif kind == "welcome":
-            self._send_state(Address.parse(body["to"]))
-        elif kind == "supply":
-            self._supply(body["sync_round"], [Address.parse(a) for a in body["to"]])
-        elif kind == "report":
-            self._report()
-            self.fabric.post(AGREED, {"kind": AGREED})
+    def _handle(self, message: Directive | Reply | Tick | Report) -> None:
+        match message:
+            case Tick(number):
+                self._report_if_due()
+                self._sync(number, self._members)
+                self.fabric.post(AGREED, Done())
+            case CloseRound(number, members, checkpoint) if number >= self.rounds:
+                self._sync(number, members)
+                if checkpoint:
+                    self._kept = (number, self.state())
+            case SendState(newcomer):
+                self._send_state(newcomer)
+            case SendResult(number, members):
+                self._supply(number, members)
+            case Report():
+                self._report()
+                self.fabric.post(AGREED, Done())
 
     def _sync(self, number: int, members: Sequence[Address]) -> None:
         began = self.fabric.now()
@@ -173,7 +230,7 @@ class SyncParticipant(Participant):
         self.rounds = number + 1
         self.conclude(self._result, contribution, len(notes))
         self._note(number, notes)
-        left_out = bool(contribution.work.ranges) and not notes.get(str(self.fabric.address))
+        left_out = bool(contribution.work.ranges) and not notes.get(self.fabric.address)
         if left_out:
             self._skip(contribution.work)
         self.replica.event(
@@ -189,7 +246,7 @@ class SyncParticipant(Participant):
 
     def _attempt(
         self, number: int, members: Sequence[Address], contribution: Contribution, result: Vector
-    ) -> dict[str, list[list[int]]]:
+    ) -> Notes:
         """Tries until it is complete; what went into it, by contributor."""
         attempt = 0
         work = contribution.work
@@ -208,56 +265,54 @@ class SyncParticipant(Participant):
                     self.common(),
                 )
                 gone = parts.left_out
-                return {str(m): [] if m in gone else note for m, note in parts.notes.items()}
+                return {m: () if m in gone else note for m, note in parts.notes.items()}
             except (Gone, Aborted):
                 self._report()
                 answer = self._stand(number)
-            if answer["kind"] == "redo":
-                attempt = answer["attempt"]
-                self._excluded.update(Address.parse(a) for a in answer["excluded"])
+            if isinstance(answer, Retry):
+                attempt = answer.attempt
+                self._excluded.update(answer.excluded)
                 continue
-            fetched = self._fetch(number, Address.parse(answer["source"]), result)
+            fetched = self._fetch(number, answer.source, result)
             if fetched is not None:
                 return fetched
 
-    def _stand(self, number: int) -> dict[str, Any]:
+    def _stand(self, number: int) -> Retry | Fetch:
         """Asks what to do; meanwhile others may need what this member has."""
-        sequence = self.client.tell("stand", reply=PORT, sync_round=number)
+        request = RoundBroken(number)
+        sequence = self.client.tell(request, PORT.name)
         while True:
-            message = self.fabric.receive(PORT)
-            body = dict(message.body)
-            if body.get("sequence") == sequence:
-                self.client.answered(sequence)
-                return body
-            if body["kind"] in ("supply", "welcome"):
-                self._handle(message)
-            else:
-                self._deferred.append(message)
+            match self.fabric.receive(PORT).body:
+                case Reply() as reply:
+                    answer = self.client.answer_to(request, sequence, reply)
+                    if answer is not None:
+                        return answer
+                case (SendResult() | SendState()) as directive:
+                    self._handle(directive)
+                case other:
+                    self._deferred.append(other)
 
     def _supply(self, number: int, to: Sequence[Address]) -> None:
         """Hands the last result on, to members for whom the sync round broke."""
         if self.rounds == number + 1 and self._result is not None and self._last_notes is not None:
             for member in to:
                 try:
-                    body = {"sync_round": number, "notes": self._last_notes}
-                    self.fabric.send(member, "supply", body, self._result)
+                    body = RoundResult(number, self._last_notes)
+                    self.fabric.send(member, RESULTS, body, self._result)
                 except Gone:
                     continue
 
-    def _fetch(
-        self, number: int, source: Address, result: Vector
-    ) -> dict[str, list[list[int]]] | None:
+    def _fetch(self, number: int, source: Address, result: Vector) -> Notes | None:
         """Takes the result from one who has it; None if that one died meanwhile."""
         while True:
             try:
-                message = self.fabric.receive("supply", source)
+                message = self.fabric.receive(RESULTS, source)
             except Gone:
                 return None
-            if message.body["sync_round"] == number:
+            if message.body.round == number:
                 result.assign(message.vector)
-                notes: dict[str, list[list[int]]] = message.body["notes"]
                 message.release()
-                return notes
+                return message.body.notes
             message.release()
 
     # Reports to the coordinator.
@@ -265,15 +320,13 @@ class SyncParticipant(Participant):
     def _skip(self, work: TrainedWork) -> None:
         """This learner was left out: nothing of what it trained is in any model."""
         self.replica.record(skipped=work.note())
-        self.client.tell("skip", ranges=work.note())
+        self.client.tell(Skip(work.note()))
 
-    def _note(self, number: int, notes: dict[str, list[list[int]]]) -> None:
+    def _note(self, number: int, notes: Notes) -> None:
         self._last_notes = notes
-        self.replica.record(sync_round=number, notes=notes)
-        merged = {} if self._unreported is None else self._unreported[1]
-        for owner, ranges in notes.items():
-            merged.setdefault(owner, []).extend(ranges)
-        self._unreported = (number, merged)
+        self.replica.record(sync_round=number, notes={str(m): note for m, note in notes.items()})
+        before = {} if self._unreported is None else self._unreported[1]
+        self._unreported = (number, merge_notes(before, notes))
         self._unreported_count += 1
         if self.report_every == 1:
             self._report()
@@ -287,23 +340,24 @@ class SyncParticipant(Participant):
         if self._unreported is not None:
             number, notes = self._unreported
             self._unreported, self._unreported_count = None, 0
-            self.client.tell("completed", sync_round=number, notes=notes)
+            self.client.tell(RoundCompleted(number, notes))
 
     # Newcomers.
 
     def _send_state(self, newcomer: Address) -> None:
+        learner, own = self.replica.export(optimizer=self.optimizer_travels), self.state()
+        own.plain["sync"] = to_plain(SyncState(self.rounds, tuple(sorted(self._excluded))))
         try:
-            for bundle in (self.replica.export(optimizer=self.optimizer_travels), self.state()):
-                bundle.plain["rounds"] = self.rounds
-                bundle.plain["excluded"] = [str(a) for a in sorted(self._excluded)]
-                send_bundle(self.fabric, newcomer, bundle)
+            send_bundle(self.fabric, newcomer, learner)
+            send_bundle(self.fabric, newcomer, own)
         except Gone:
             return
 
     def _receive_state(self, donor: Address) -> None:
         self.replica.take_over(receive_bundle(self.fabric, donor))
         bundle = receive_bundle(self.fabric, donor)
-        self.rounds = bundle.plain["rounds"]
-        self._excluded = {Address.parse(a) for a in bundle.plain["excluded"]}
+        state = from_plain(SyncState, bundle.plain.pop("sync"))
+        self.rounds = state.rounds
+        self._excluded = set(state.excluded)
         # What the donor has trained since the last sync round is its own to bring, and only once.
         self.restore(bundle)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from unisono.coordinator.client import Client
+from unisono.coordinator.messages import Closed
+from unisono.fabric import Address
+from unisono.pool.ranges import Ranges
 from unisono.strategies.engines.shard_store import ShardStore
 
 
@@ -20,17 +23,17 @@ class Witness:
         self,
         client: Client,
         shard_store: ShardStore,
-        tell_committed: Callable[[str, list[list[int]]], int],
+        tell_committed: Callable[[Address, Ranges], int],
     ) -> None:
         self._client = client
         self._shard_store = shard_store
         self._tell_committed = tell_committed
-        self._unclosed: list[str] = []
-        self._told: list[tuple[int, str, list[list[int]]]] = []
-        self.gone: set[str] = set()
+        self._unclosed: list[Address] = []
+        self._told: list[tuple[int, Address, Ranges]] = []
+        self.gone: set[Address] = set()
         """All who are known to be gone."""
 
-    def add(self, gone: Iterable[str]) -> None:
+    def add(self, gone: Iterable[Address]) -> None:
         """These have gone, and their last message is here."""
         self._unclosed += gone
         self.gone.update(self._unclosed)
@@ -48,4 +51,4 @@ class Witness:
                 note = self._shard_store.work_of(gone)
                 if note:
                     self._told.append((self._tell_committed(gone, note), gone, note))
-            self._client.tell("closed", gone=self._unclosed.pop())
+            self._client.tell(Closed(self._unclosed.pop()))
