@@ -129,7 +129,7 @@ def test_leases_shrink_with_what_is_left() -> None:
 
 
 def test_a_lease_is_never_larger_than_asked_for() -> None:
-    assert positions(Pool(100).draw(MEMBERS[0], 3, 1)) == [0, 1, 2]
+    assert positions(Pool(100).lease(MEMBERS[0], 3, 1)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(40))
