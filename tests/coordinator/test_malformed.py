@@ -41,9 +41,16 @@ class Run:
         coordinator.spawn("serve", lambda: serve(self.service))
         self.nodes: list[Fabric] = [self.host.node(learner(number)) for number in range(2)]
         self.nodes[0].port(pairwise.PORT, members=True)
+        self.nodes[0].spawn("agent", self._listen)
         self.clients = [Client(node, 30.0) for node in self.nodes]
         for client in self.clients:
             client.call(Join(""), "session")
+
+    def _listen(self) -> None:
+        """As the agent of a strategy does."""
+        while True:
+            message = self.nodes[0].receive(pairwise.PORT)
+            self.nodes[0].post("received", message.body)
 
 
 @pytest.fixture
@@ -60,7 +67,7 @@ def check_dropped(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     reason = ended.value.__cause__
     assert isinstance(reason, Abandoned) and "malformed message" in reason.failure.text
     while True:
-        notice = run.nodes[0].receive(pairwise.PORT, timeout=20.0).body
+        notice = run.nodes[0].receive("received", timeout=20.0).body
         if isinstance(notice, MembersChanged) and notice.gone:
             break
     assert notice.gone == (learner(1),)

@@ -170,7 +170,11 @@ def test_a_failure_ends_the_run() -> None:
 
 
 def test_what_the_coordinator_says_counts() -> None:
-    told = {**OVER, "over": False, "failure": {"who": "coordinator", "traceback": "no model left"}}
+    told = {
+        **OVER,
+        "over": False,
+        "failure": {"who": "coordinator", "cause": "model-lost", "text": "no model left"},
+    }
     outcome, _ = run(Engine(lambda number: [READY], told))
     assert outcome.failed and outcome.reason == "no model left"
     with pytest.raises(UserError, match="the coordinator ended"):

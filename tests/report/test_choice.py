@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.compared import Scores, make_compared, make_unfinished
+from unisono.errors import Cause
 from unisono.report.choice import Cell, judge
 from unisono.report.outcome import RunOutcome, read_result
 
@@ -23,7 +24,7 @@ def make_cells(folder: Path, grid: Grid, **more: object) -> list[Cell]:
             if scores:
                 make_compared(path, scores, seed=seed, **more)  # type: ignore[arg-type]
             else:
-                make_unfinished(path, "unisono: 10 steps were not finite\n")
+                make_unfinished(path, "unisono: 10 steps were not finite\n", Cause.DIVERGED)
             results.append(read_result(path, seed))
         cells.append(Cell(rate, 0.05 * rate, results))
     return cells

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.compared import Scores, make_compared, make_unfinished
-from unisono.errors import UserError
+from unisono.errors import Cause, UserError
 from unisono.report.choice import Cell, judge
 from unisono.report.comparison import Comparison
 from unisono.report.comparison_page import render
@@ -42,7 +42,7 @@ def comparison(tmp_path: Path) -> Comparison:
     cells = []
     for rate in (0.5, 1.0):
         path = tmp_path / "runs" / "evil" / f"{rate:g}" / "0"
-        make_unfinished(path, "unisono: <i>10 steps were not finite</i>\n")
+        make_unfinished(path, "unisono: <i>10 steps were not finite</i>\n", Cause.DIVERGED)
         cells.append(Cell(rate, 0.05, [read_result(path, 0)]))
     rows.append(judge(EVIL, 3, cells, rows[0]))
     return Comparison(

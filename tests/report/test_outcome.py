@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.compared import make_compared, make_unfinished
+from unisono.errors import Cause
 from unisono.report.outcome import Check, RunOutcome, read_result
 from unisono.runs.directory import RunDirectory
 
@@ -14,6 +15,8 @@ NOT_FINITE = """strategy  averaging
 unisono: learner 1: 12 steps were not finite, the last ten one after the other: lower the rate
 unisono: stopped, because learner-1.0#0 failed
 unisono: the run failed: learner 1 failed (exit status 2)
+"""
+PARAMETERS = """unisono: the parameters of learner 1 are not finite at round 3: lower the rate
 """
 
 
@@ -32,18 +35,22 @@ def test_a_run_without_a_finite_check_diverged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "ended", "reason"),
+    ("output", "cause", "ended", "reason"),
     [
-        (NOT_FINITE, RunOutcome.DIVERGED, "learner 1: 12 steps were not finite"),
-        ("unisono: No space left on device\n", RunOutcome.FAILED, "No space left on device"),
-        ("Traceback\n  File x\nValueError: no\n", RunOutcome.FAILED, "ValueError: no"),
-        ("", RunOutcome.FAILED, "not run to its end"),
+        (NOT_FINITE, Cause.DIVERGED, RunOutcome.DIVERGED, "learner 1: 12 steps were not finite"),
+        (PARAMETERS, Cause.DIVERGED, RunOutcome.DIVERGED, "parameters of learner 1 are not finite"),
+        (NOT_FINITE, Cause.EXCEPTION, RunOutcome.FAILED, "learner 1: 12 steps were not finite"),
+        (NOT_FINITE, None, RunOutcome.FAILED, "learner 1: 12 steps were not finite"),
+        ("unisono: No space left on device\n", None, RunOutcome.FAILED, "No space left on device"),
+        ("Traceback\n  File x\nValueError: no\n", None, RunOutcome.FAILED, "ValueError: no"),
+        ("", None, RunOutcome.FAILED, "not run to its end"),
     ],
 )
 def test_a_run_without_a_summary(
-    tmp_path: Path, output: str, ended: RunOutcome, reason: str
+    tmp_path: Path, output: str, cause: Cause | None, ended: RunOutcome, reason: str
 ) -> None:
-    result = read_result(make_unfinished(tmp_path / "run", output), 0)
+    """Its cause decides, not what it printed."""
+    result = read_result(make_unfinished(tmp_path / "run", output, cause), 0)
     assert (result.ended, result.best) == (ended, None)
     assert reason in result.reason
     assert "\n" not in result.reason

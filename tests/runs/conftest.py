@@ -119,7 +119,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         seed: int = 0,
         root: Path = tmp_path,
     ) -> RunDirectory:
-        config = load(None, [], {"learners": learners, "strategy": "averaging"})
+        config = load(None, [], {"learners": learners, "strategy.name": "averaging"})
         run = RunDirectory.create(root / name, config)
         events = make_events(learners, seconds, slow=slow, seed=seed) + (extra or [])
         run.metrics.write_bytes(b"".join(format_event(event) for event in events))

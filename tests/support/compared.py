@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unisono.config import load
+from unisono.errors import Cause
 from unisono.report.outcome import output_of
 from unisono.runs import Event, Minibatches, RunDirectory, Staleness, Summary, format_event
 
@@ -23,7 +24,7 @@ def make_compared(
     distance: float | None = None,
 ) -> Path:
     """A finished run with a check an epoch; learner 1 computes half as fast as the others."""
-    flags = {"strategy": strategy, "learners": learners, "seed": seed, "epochs": len(scores)}
+    flags = {"strategy.name": strategy, "learners": learners, "seed": seed, "epochs": len(scores)}
     run = RunDirectory.create(path, load(None, [], flags))
     events: list[Event] = [{"event": "joined", "time": 0.0, "learner": n} for n in range(learners)]
     for epoch, (choice, report) in enumerate(scores, start=1):
@@ -69,8 +70,11 @@ def make_compared(
     return path
 
 
-def make_unfinished(path: Path, output: str) -> Path:
-    """A run that ended without a summary, and what it printed."""
+def make_unfinished(path: Path, output: str, cause: Cause | None = None) -> Path:
+    """A run that ended without a summary, what it printed, and why it failed."""
     run = RunDirectory.create(path, load(None, [], {}))
     output_of(run).write_text(output)
+    failed: Event = {"event": "failed", "time": 1.0, "learner": 1}
+    if cause is not None:
+        run.metrics.write_bytes(format_event({**failed, "cause": cause.value}))
     return path
