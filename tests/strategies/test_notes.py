@@ -16,7 +16,6 @@ from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.pool.ranges import Range, merge, merge_notes, subtract
 from unisono.strategies import GossipFixed, GossipRandom, Server
 from unisono.testing import invariants
-from unisono.testing.losses import Marks
 from unisono.testing.simulated import ToyCluster
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
@@ -60,12 +59,11 @@ def test_messages_do_not_grow_with_the_run(
     strategy: Any, far: float, seed: int, total: int
 ) -> None:
     """The toys take a second for a minibatch, and tell of work up to eight seconds later."""
-    network, marks = FarCoordinator(far=far), Marks(total, 6, 0.1)
+    network = FarCoordinator(far=far)
     run = ToyCluster(
         strategy=strategy,
         learners=4,
         total=total,
-        loss=marks,
         network=network,
         timeout=100.0,
         scheduler=SeededScheduler(seed),
