@@ -23,7 +23,7 @@ import torch
 
 from support.intruders import client_hello
 from support.two_hosts import CREDENTIALS, A, B, Pair, drain, frame, greeting, member, talk
-from unisono.fabric import Member, TensorVector, TimedOut, learner
+from unisono.fabric import Address, ConnectionLost, Member, TensorVector, TimedOut, learner
 from unisono.fabric.api import CREDIT
 from unisono.fabric.local.host import Host, LocalNode
 from unisono.fabric.network.auth import MEMBER, tls_contexts
@@ -133,7 +133,7 @@ def test_a_malformed_frame_ends_its_session_only(
     check_unharmed(made.b, caplog, 1)
     assert "session with tester 77 ended, a frame is malformed: " in caplog.text
     told = made.b.receive("deaths", timeout=5).body
-    assert told == {"kind": "lost", "who": "tester-77.0#0"}
+    assert told == ConnectionLost(Address.parse("tester-77.0#0"))
     with member(made.place) as sock:  # the session is over
         sock.sendall(frame(greeting(new=False)))
         assert b'"no":1' in drain(sock)
@@ -392,6 +392,6 @@ def test_a_vector_on_one_host_is_bounded_too(
     sender.send(A, "x", {}, TensorVector.zeros(LIMIT // 4))
     node.receive("x", timeout=5).release()
     sender.send(A, "x", {}, TensorVector.zeros(LIMIT // 4 + 1))
-    assert node.receive("deaths", timeout=5).body["who"] == str(B)
+    assert node.receive("deaths", timeout=5).body == ConnectionLost(B)
     check_unharmed(node, caplog, 1)
     other.close()
