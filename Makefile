@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WITH_RAY := $(VENV)/.with-ray
+WITH_DOCS := $(VENV)/.with-docs
 
-.PHONY: demo test test-long lint types bench clean
+.PHONY: demo test test-long lint types docs bench clean
 
 demo: $(READY)
 	$(BIN)/unisono demo --out demo-run
@@ -17,12 +18,16 @@ test-long: $(READY) $(WITH_RAY)
 	$(BIN)/python -m pytest -m long
 
 lint: $(READY)
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks tools
+	$(BIN)/ruff format --check src tests examples benchmarks tools
 	$(BIN)/lint-imports
 
 types: $(READY)
 	$(BIN)/mypy
+
+docs: $(READY) $(WITH_DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "built: site/index.html"
 
 bench: $(READY)
 	$(BIN)/unisono bench --learners 2
@@ -38,5 +43,10 @@ $(WITH_RAY): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster]'
 	@touch $(WITH_RAY)
 
+# What only the documentation needs.
+$(WITH_DOCS): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $(WITH_DOCS)
+
 clean:
-	rm -rf $(VENV) demo-run build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo-run site build dist .mypy_cache .pytest_cache .ruff_cache

@@ -2,7 +2,7 @@
 
     python benchmarks/an4_frames.py FRAMES.npz --learners 2 --seeds 3 [--jobs 4]
 
-trains each strategy on AN4 frames (see docs/prep.md for the keys of the file) and prints, for each,
+trains each strategy on AN4 frames (see docs/reference/prep.md) and prints, for each,
 held-out and training log-prob a frame, held-out accuracy, rounds, staleness and wall-clock, as
 means over the seeds, and the loss against solo with the same seed and its
 interval (90%, Student's t). ``solo-set`` gives solo a learning rate of its own, so that each is

@@ -20,8 +20,8 @@ derivatives D_g = outputs and rank 80. Over the six layers sum D_x = 5566 and su
 So no less than 1.10 can be had if these products run as fast as the large ones. Rows are read and
 written once there, where seven passes are made: copy (with the column of ones, and N times the
 derivative of a mean), norm, product, update in place (a reading and a writing), norm, scale.
-docs/natural_gradient.md says where the rest goes. `--device cuda` measures on a GPU instead, see
-natural_gradient_cuda.py.
+docs/evidence/natural_gradient.md says where the rest goes. `--device cuda` measures on a GPU
+instead, see natural_gradient_cuda.py.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class NaturalGradientConfig(ConfigTable):
 
 
 class RecipeConfig(ConfigTable):
-    """`[recipe]`: Kaldi's rules for rounds of averaging; see docs/kaldi_recipe.md."""
+    """`[recipe]`: Kaldi's rules for rounds of averaging; see docs/howto/kaldi_recipe.md."""
 
     enabled: bool = Field(
         default=False, description="follow Kaldi's rules; each of those below can be turned off"

@@ -35,7 +35,11 @@ def compare(
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, for all; see docs/runs.md."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any configuration key, for all.",
+        ),
     ] = None,
 ) -> None:
     """Train with each strategy, rate and seed; table, compare.json and report.html."""

@@ -46,7 +46,11 @@ def train(
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key; docs/runs.md lists them."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any configuration key.",
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")

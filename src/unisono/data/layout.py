@@ -32,7 +32,7 @@ _UNREADABLE = (OSError, ValueError, TypeError, OverflowError, MemoryError, Synta
 
 
 class Header(BaseModel):
-    """The contents of prep.json; docs/prep.md says what each field is."""
+    """The contents of prep.json; docs/reference/prep.md says what each field is."""
 
     format_version: int
     made_by: dict[str, JsonValue]

@@ -1,4 +1,4 @@
-"""PREP: a prepared corpus in a directory, readable with numpy alone (docs/prep.md)."""
+"""PREP: a prepared corpus in a directory, readable with numpy alone (docs/reference/prep.md)."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def entered(address: str) -> Iterator[Any]:
 def _not_found(address: str, reason: str) -> UserError:
     return UserError(
         f"no Ray cluster at {address} ({reason}): start one with `ray start --head`, or give the "
-        "token that it asks for (RAY_AUTH_MODE=token); docs/cluster.md says how"
+        "token that it asks for (RAY_AUTH_MODE=token); docs/howto/security.md says how"
     )
 
 

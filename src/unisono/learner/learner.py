@@ -41,15 +41,15 @@ class Learner:
     Args:
         model: your model, on its device.
         optimizer: your optimizer, or several that together make one update.
-        strategy: how learners agree: a name or an instance. Without one: ``solo`` alone,
-            ``averaging`` in company.
+        strategy: how learners share what they learn: a name or an instance. Without one: ``solo``
+            for one learner, ``averaging`` for more.
         seed: of the order of the data; the same for all learners.
         prefetch: minibatches made ahead, beside the training.
         checkpoints: a directory for checkpoints.
         checkpoint_every: examples (of all learners) between checkpoints; 0: once an epoch.
         keep: how many checkpoints stay.
         resume: go on from the newest checkpoint, if there is one.
-        also: other objects whose state belongs into a checkpoint: schedulers, a GradScaler.
+        extra_state: other objects whose state belongs in a checkpoint: schedulers, a GradScaler.
         log: a file for what this learner trained and saw agreed, one JSON line each.
     """
 

@@ -62,8 +62,8 @@ class OnlineNaturalGradient:
     is as coarse here as elsewhere.)
 
     **Cost.** 4 N rank D floating-point operations a call; 6 N rank D, and 4 rank^2 D in float64
-    besides, where the call updates. `docs/natural_gradient.md` has floors and measurements. On
-    CUDA only a call that updates waits for the device, once.
+    besides, where the call updates. `docs/evidence/natural_gradient.md` has floors and
+    measurements. On CUDA only a call that updates waits for the device, once.
 
     A minibatch that is not finite leaves the estimate as it was; before the first estimate it
     comes back unchanged and does not count.

@@ -37,7 +37,7 @@ class NaturalGradientSGD(Optimizer):
     """SGD with Kaldi's online natural gradient, for any torch model.
 
     **What is preconditioned.** Each `nn.Linear` and `nn.Conv1d` is an affine map of rows,
-    y = [x, 1] [W, b]': one row for each example and time step. Its gradient is the sum over the
+    `y = [x, 1] [W, b]'`: one row for each example and time step. Its gradient is the sum over the
     N rows of a minibatch
 
         [dW, db] = g' [x, 1],        g = the derivatives with respect to y.

@@ -1,7 +1,8 @@
 """metrics.jsonl: an event a line, written while the run lives, read even after a kill.
 
 An event is a JSON object with `event` (its name), `time` (seconds since the run began) and
-`learner` (a number, or null where the event is nobody's own). docs/runs.md lists the names.
+`learner` (a number, or null where the event is nobody's own).
+docs/reference/events.md lists the names.
 """
 
 from __future__ import annotations
