@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reference_pages import configuration
 from unisono.config import Config, DeviceChoice, OptimizerChoice, default_rate, dump, load
 from unisono.errors import UserError
 
@@ -18,7 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-DOCS = Path(__file__).parents[1] / "docs" / "runs.md"
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 
 
@@ -48,8 +48,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_docs_list_every_key_with_its_default() -> None:
-    section = DOCS.read_text().partition("## Configuration")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([a-z_.]+)` \| `(.*?)` \|", section, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `(.*?)` \|", configuration(), flags=re.MULTILINE)
     documented = {
         key: None if default == "unset" else tomllib.loads(f"value = {default}")["value"]
         for key, default in rows
@@ -91,7 +90,7 @@ def test_a_value_cannot_smuggle_in_another_key() -> None:
     assert "epochs" in refusal(None, "epochs=1\nseed=3")
 
 
-def test_sync_round_is_merged_and_replaced(tmp_path: Path) -> None:
+def test_strategy_is_merged_and_replaced(tmp_path: Path) -> None:
     file = write(tmp_path, '[strategy]\nevery = 4\nouter = "plain"\n')
     config = load(file, ["strategy.every=8", "strategy.outer.momentum=0.5"], {})
     assert config.strategy_options == {"every": 8, "outer": {"momentum": 0.5}}
@@ -99,7 +98,7 @@ def test_sync_round_is_merged_and_replaced(tmp_path: Path) -> None:
 
 def test_options_of_a_strategy_keep_their_types() -> None:
     sets = ["strategy.a=1", "strategy.b=1.0", "strategy.c=true", "strategy.d=inf"]
-    options = load(None, sets, {}).sync_round
+    options = load(None, sets, {}).strategy
     assert [type(value) for value in options.values()] == [int, float, bool, float]
 
 
@@ -145,7 +144,7 @@ def test_an_unknown_key_names_its_source(tmp_path: Path) -> None:
         "network.dropout=1",
         "optimizer=foo",
         "device=tpu",
-        "sync round=3",
+        "strategy=3",
         "strategy.a=[1]",
         "strategy.a.b.c=1",
         "validation.enabled=1",
@@ -225,7 +224,7 @@ plain = st.one_of(
     hidden=st.lists(st.integers(1, 10**6), max_size=4),
     start=st.floats(0, 1e300),
     optimizer=st.sampled_from(OptimizerChoice),
-    sync_round=st.dictionaries(
+    strategy=st.dictionaries(
         words, st.one_of(plain, st.dictionaries(words, plain, max_size=2)), max_size=3
     ),
 )
@@ -236,7 +235,7 @@ def test_dump_reads_back_equal(
     hidden: list[int],
     start: float,
     optimizer: OptimizerChoice,
-    sync_round: dict[str, Any],
+    strategy: dict[str, Any],
 ) -> None:
     config = Config.model_validate(
         {
@@ -245,7 +244,7 @@ def test_dump_reads_back_equal(
             "optimizer": optimizer,
             "network": {"hidden": hidden},
             "rate": {"start": start},
-            "sync_round": sync_round,
+            "strategy": strategy,
         }
     )
     file = tmp_path_factory.getbasetemp() / "round_trip.toml"

@@ -59,7 +59,7 @@ class RecordedCluster(ToyCluster):
             send(to, port, body, vector, **more)
 
         fabric.compute = noted_compute  # type: ignore[method-assign]
-        fabric.send = noted_send  # type: ignore[method-assign]
+        fabric.send = noted_send  # type: ignore[method-assign, assignment]
         return super().toy(fabric, coverage)
 
 

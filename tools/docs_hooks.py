@@ -1,30 +1,32 @@
 """Hooks of mkdocs: reference pages made from the code, and files that pages link to.
 
-A line ``<!-- generated: NAME -->`` in a page is replaced by what the function of that name returns.
-Links to ``benchmarks/results/`` and ``examples/`` work in the repository and on the site, which
-gets copies of these files.
+A line ``<!-- generated: NAME -->`` in a page is replaced by what that function of
+``reference_pages`` returns. Links to ``benchmarks/results/`` and ``examples/`` work in the
+repository and on the site, which gets copies of these files.
 """
 
 from __future__ import annotations
 
-import enum
-import inspect
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+import sys
 from pathlib import Path
-from typing import Any
 
-import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
-from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import reference_pages  # noqa: E402
+
 _COPIED = ("benchmarks/results", "examples")
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 _LINK = re.compile(r"\]\(\.\./((?:\.\./)*(?:benchmarks/results|examples)/)")
+_GENERATORS = {
+    "command_line": reference_pages.command_line,
+    "configuration": reference_pages.configuration,
+    "strategy_options": reference_pages.strategy_options,
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -32,140 +34,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for folder in _COPIED:
         for path in sorted((ROOT / folder).iterdir()):
             if path.is_file():
-                files.append(
-                    File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path))
-                )
+                name = f"{folder}/{path.name}"
+                files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+def on_page_markdown(markdown: str, **_: object) -> str:
     """Fills in what is generated, and points links at the site's own copies."""
-    return _LINK.sub(r"](\1", _MARK.sub(lambda found: _GENERATORS[found[1]](), markdown))
-
-
-def command_line() -> str:
-    """Every command with its arguments and options."""
-    from unisono.cli.main import app
-
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "\n".join(_command(name, command) for name, command in commands.items())
-
-
-def _command(name: str, command: Any) -> str:
-    lines = [f"## unisono {name}", "", inspect.cleandoc(command.help or ""), ""]
-    arguments, rows = [], ["| | default | |", "| --- | --- | --- |"]
-    for parameter in command.params:
-        if parameter.name == "help":
-            continue
-        label = ", ".join(parameter.opts)
-        if parameter.param_type_name == "argument":
-            label = parameter.metavar or parameter.name.upper()
-            arguments.append(label)
-        text = _cell(getattr(parameter, "help", None) or "")
-        rows.append(f"| `{label}` | {_default(parameter)} | {text} |")
-    usage = " ".join(("unisono", name, *arguments, "[OPTIONS]"))
-    return "\n".join((*lines, "```text", usage, "```", "", *rows, ""))
-
-
-def _default(parameter: Any) -> str:
-    found = re.search(r"\[default: (.*)\]", getattr(parameter, "help", None) or "")
-    if parameter.required:
-        return "required"
-    if found:
-        return found[1]
-    value = parameter.default
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if value is None or value is False or value == () or callable(value):
-        return ""
-    return f"`{value}`"
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"\s*\[default: .*\]", "", " ".join(text.split())).replace("|", "\\|")
-
-
-def configuration() -> str:
-    """Every key of config.toml, from the models that check it."""
-    from unisono.config import Config
-
-    return "\n".join(_table(Config(), ""))
-
-
-def _table(table: Any, prefix: str) -> list[str]:
-    lines = [f"## `[{prefix[:-1]}]`", "", _first(table), ""] if prefix else ["## Top level", ""]
-    lines += ["| key | default | meaning |", "| --- | --- | --- |"]
-    inner: list[str] = []
-    for name, field in type(table).model_fields.items():
-        value = getattr(table, name)
-        if isinstance(value, BaseModel):
-            inner += ["", *_table(value, f"{prefix}{name}.")]
-        else:
-            meaning = _cell(field.description or "")
-            lines.append(f"| `{prefix}{name}` | `{_toml(value)}` | {meaning} |")
-    return [*lines, *inner]
-
-
-def _first(table: Any) -> str:
-    text = inspect.cleandoc(type(table).__doc__ or "").split("\n\n")[0]
-    plain = re.sub(r"^`\[\w+\]`: ", "", " ".join(text.split()))
-    return plain[:1].upper() + plain[1:]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def strategy_options() -> str:
-    """Every strategy with its options, from the dataclasses."""
-    from unisono.strategies import registry
-    from unisono.strategies.base import IN_CODE
-
-    lines: list[str] = []
-    for name in registry.names():
-        strategy = registry.make(name)
-        kind = type(strategy)
-        lines += [f"## {name}", "", _first(strategy).removesuffix(".") + ".", ""]
-        lines += [f"- shares: {strategy.shares}", f"- who waits: {strategy.waits}"]
-        lines.append(f"- learning rate: {strategy.rate_rule}")
-        lines += [*([f"- paper: <{strategy.paper}>"] if strategy.paper else []), ""]
-        options = [f for f in fields(strategy) if IN_CODE not in f.metadata]
-        if options:
-            texts = _field_texts(kind)
-            lines += ["| option | default | meaning |", "| --- | --- | --- |"]
-            lines += [
-                f"| `{f.name}` | `{_field_default(f)}` | {_cell(texts.get(f.name, ''))} |"
-                for f in options
-            ]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _field_default(field: Field[Any]) -> str:
-    value: Any = field.default
-    factory: Any = field.default_factory
-    if value is MISSING:
-        value = factory()
-    name = getattr(value, "name", None)
-    return name if isinstance(name, str) and not isinstance(value, enum.Enum) else _toml(value)
-
-
-def _field_texts(kind: type) -> dict[str, str]:
-    """The string under each field of a dataclass and of its bases."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        source = inspect.getsource(base) if base.__module__.startswith("unisono") else ""
-        for name, text in re.findall(r'^    (\w+): [^\n]+\n    """(.*?)"""', source, re.M | re.S):
-            texts[name] = text.replace("``", "`")
-    return texts
-
-
-_GENERATORS: dict[str, Callable[[], str]] = {
-    "command_line": command_line,
-    "configuration": configuration,
-    "strategy_options": strategy_options,
-}
+    filled = _MARK.sub(lambda found: _GENERATORS[found[1]](), markdown)
+    return _LINK.sub(r"](\1", filled)

@@ -49,7 +49,7 @@ def measure(root: Path) -> dict[str, str]:
     functions = [length for m in modules for length in _function_lengths(m.tree)]
     definitions = Counter(name for m in modules for name in _definitions(m.tree))
     twice = [name for name, count in definitions.items() if count > 1]
-    messages = sum(len(_classes(m.tree)) for m in modules if m.name.endswith("messages"))
+    messages = sum(len(_frozen(m.tree)) for m in modules if _has_typed_port(m))
     reads = sum(
         len(re.findall(r"\b(?:body|op|message|answer)\[[\"']", line))
         for m in modules
@@ -63,7 +63,7 @@ def measure(root: Path) -> dict[str, str]:
         "function length, median": f"{statistics.median(functions):.0f}",
         "function length, 95th percentile": f"{statistics.quantiles(functions, n=20)[-1]:.0f}",
         "modules with one importer": str(len(_single_importers(modules))),
-        "message dataclasses": str(messages),
+        "message dataclasses (in modules with a typed port)": str(messages),
         'untyped reads of a message (`body["..."]`)': str(reads),
         f"duplicated lines (windows of {_WINDOW})": str(_duplicated(modules)),
         "public names (classes, functions)": str(len(definitions)),
@@ -85,8 +85,14 @@ def _definitions(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def _classes(tree: ast.Module) -> list[str]:
-    return [n.name for n in tree.body if isinstance(n, ast.ClassDef) and n.decorator_list]
+def _frozen(tree: ast.Module) -> list[str]:
+    """Frozen dataclasses."""
+    classes = [n for n in tree.body if isinstance(n, ast.ClassDef)]
+    return [c.name for c in classes if any("frozen" in ast.dump(d) for d in c.decorator_list)]
+
+
+def _has_typed_port(module: Module) -> bool:
+    return any("TypedPort(" in line and "class" not in line for line in module.lines)
 
 
 def _single_importers(modules: list[Module]) -> list[str]:

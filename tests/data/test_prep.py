@@ -16,7 +16,7 @@ import pytest
 from unisono.data import Corpus, Part, Prep, write_prep
 from unisono.errors import UserError
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "prep.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "prep.md"
 
 
 def refusal(call: Callable[[], object]) -> str:
