@@ -304,6 +304,7 @@ class Config(ConfigTable):
         allow_inf_nan=False,
         description="seconds a silent learner is believed to live",
     )
+    respawn: bool = Field(default=True, description="replace learners that die")
     prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
     network: NetworkConfig = NetworkConfig()
     rate: RateConfig = RateConfig()

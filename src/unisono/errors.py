@@ -15,6 +15,8 @@ class Cause(Enum):
     """A learner was lost, and the set of learners may not change."""
     MODEL_LOST = "model-lost"
     """Every learner that had the model is gone."""
+    DISK_FULL = "disk-full"
+    """What must be on disk could not be written."""
     USER_ERROR = "user-error"
     """Something that the user can mend."""
     EXCEPTION = "exception"

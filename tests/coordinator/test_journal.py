@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -76,4 +79,44 @@ def test_a_line_that_is_no_operation_is_malformed(tmp_path: Path) -> None:
     journal = FileJournal(path)
     with pytest.raises(Malformed, match="joyn"):
         list(journal.replay())
+    journal.close()
+
+
+def test_a_group_that_the_disk_takes_in_part_is_taken_back(tmp_path: Path) -> None:
+    """Wherever the disk is full; and the same group can be written when there is room."""
+    path = tmp_path / "journal"
+    journal = FileJournal(path)
+    journal.append(GROUPS[0])
+    size = path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in range(0, 40, 3):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                journal.append(GROUPS[1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.stat().st_size == size
+        assert list(journal.replay()) == GROUPS[0]
+    journal.append(GROUPS[1])
+    assert list(journal.replay()) == [*GROUPS[0], *GROUPS[1]]
+    journal.close()
+
+
+def test_what_could_not_be_taken_back_is_taken_back_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = FileJournal(tmp_path / "journal")
+    journal.append(GROUPS[0])
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fails)
+        broken.setattr(os, "ftruncate", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.append(GROUPS[1])
+    journal.append(GROUPS[2])
+    assert list(journal.replay()) == [*GROUPS[0], *GROUPS[2]]
     journal.close()

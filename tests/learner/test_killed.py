@@ -64,6 +64,7 @@ def test_a_learner_with_workers_is_killed(context: str, strategy: str, tmp_path:
         command=[*command, str(tmp_path), context, strategy],
         learners=2,
         timeout=300.0,
+        respawn=False,
         say=lambda line: None,
     ).run()
     seconds = time.monotonic() - began

@@ -10,6 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from support.learner_logs import read_logs
 
@@ -59,7 +62,7 @@ class Command:
 
     def learner(self, number: int) -> int:
         """The process number of a learner, from its environment."""
-        for pid in self.children("unisono.training"):
+        for pid in self.children("unisono."):
             environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
             if f"UNISONO_LEARNER={number}" in environment:
                 return pid
@@ -98,3 +101,30 @@ def check_coverage(out: Path, summary: dict[str, object]) -> list[int]:
     assert coverage.problems(total) == []
     assert counts["leased"] == counts["committed"] + counts["skipped"] + counts["returned"]
     return coverage.redone
+
+
+Start = Callable[..., Command]
+"""The fixture `start`."""
+SLOW_TIMEOUT = 60.0
+"""So long that whatever happens soon was not found by silence."""
+
+
+def later(way: str) -> Any:
+    """The same for another way, in the long tests."""
+    return pytest.param(way, marks=pytest.mark.long)
+
+
+def start_training(
+    start: Start,
+    prep: Path,
+    out: Path,
+    way: str,
+    *more: str,
+    timeout: float = SLOW_TIMEOUT,
+    environment: dict[str, str] | None = None,
+) -> Command:
+    return start(
+        "train", prep, "--out", out, "--learners", 3, "--epochs", 6, "--strategy", *CONTENDERS[way],
+        "--set", "minibatch=64", "--set", "network.hidden=[128]", "--set", "threads=1",
+        "--set", f"timeout_s={timeout}", *more, environment=environment,
+    )  # fmt: skip

@@ -24,6 +24,9 @@ def launch(
         float, typer.Option(help="Seconds a silent learner is believed to live.")
     ] = 10.0,
     threads: Annotated[int, typer.Option(help="Cores a learner; 0: cores // learners.")] = 0,
+    respawn: Annotated[
+        bool, typer.Option("--respawn/--no-respawn", help="Replace learners that die.")
+    ] = True,
 ) -> None:
     """Run a script with `unisono.Learner` in it on several learners, which live and die alone."""
     outcome = launch_script(
@@ -33,6 +36,7 @@ def launch(
         cluster=cluster,
         timeout=timeout,
         threads=threads,
+        respawn=respawn,
     )
     if outcome.failed:
         raise UserError(outcome.reason)

@@ -53,8 +53,12 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")
+        bool, typer.Option("--resume", help="Go on from the run's newest whole checkpoint.")
     ] = False,
+    respawn: Annotated[
+        bool | None,
+        typer.Option("--respawn/--no-respawn", help="Replace learners that die.  [default: yes]"),
+    ] = None,
 ) -> None:
     """Train a model on prepared data, with any number of learners and any strategy."""
     rank = Rank.from_environment()
@@ -67,6 +71,7 @@ def train(
         "optimizer": optimizer,
         "epochs": epochs,
         "seed": seed,
+        "respawn": respawn,
         "validation.on": None if validation is None else validation.value,
     }
     file = out / "config.toml" if resume and config is None and out.exists() else config

@@ -35,6 +35,7 @@ class Checkpoints:
         self._cutting: RangeSet | None = None
         self._uncut: set[Address] = set()
         self._ordered: dict[int, set[Address]] = {}
+        self._errors: dict[int, str] = {}
 
     def due(self, every: int, committed: int) -> bool:
         """Whether, since the last call that said so, a multiple of ``every`` was passed."""
@@ -84,8 +85,15 @@ class Checkpoints:
 
     # Parts.
 
-    def part(self, who: Address, number: int, living: Collection[Address]) -> list[Range] | None:
-        """A part is written; what is committed in the whole, if it is. Empty: as it is now."""
+    def part(
+        self, who: Address, number: int, living: Collection[Address], error: str = ""
+    ) -> list[Range] | None:
+        """A part is written; what is committed in the whole, if it is. Empty: as it is now.
+
+        With an ``error`` it could not be written: when all have tried, the checkpoint is given up.
+        """
+        if error:
+            self._errors.setdefault(number, f"{who.name}: {error}")
         parts = self._parts.setdefault(number, set())
         parts.add(who)
         ordered = self._ordered.get(number)
@@ -96,3 +104,9 @@ class Checkpoints:
         self._parts = {n: p for n, p in self._parts.items() if n > number}
         self._ordered.pop(number, None)
         return self._committed.pop(number, [])
+
+    def take_error(self, number: int) -> str:
+        """Why a checkpoint whose last part has come is given up; empty: it is not."""
+        error = self._errors.get(number, "")
+        self._errors = {n: e for n, e in self._errors.items() if n > number}
+        return error

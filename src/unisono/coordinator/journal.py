@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from unisono.coordinator.messages import COMMANDS, Command
+from unisono.files import cut_torn_line
 
 
 class Journal(Protocol):
@@ -19,7 +21,11 @@ class Journal(Protocol):
         ...
 
     def append(self, commands: Sequence[Command]) -> None:
-        """Keeps a group of operations; when it returns they survive the coordinator."""
+        """Keeps a group of operations; when it returns they survive the coordinator.
+
+        Raises:
+            OSError: the disk does not take them; none of the group is kept.
+        """
         ...
 
 
@@ -55,7 +61,8 @@ class FileJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._cut_torn_end()
+        cut_torn_line(self._file)  # a kill inside a write leaves half a line: never acknowledged
+        self._size = os.fstat(self._file).st_size
 
     def replay(self) -> Iterator[Command]:
         """All operations so far."""
@@ -63,20 +70,24 @@ class FileJournal:
             yield from map(_read, lines)
 
     def append(self, commands: Sequence[Command]) -> None:
-        """Writes a group with one call, and waits for the disk."""
-        os.write(self._file, "".join(map(_line, commands)).encode())
-        os.fdatasync(self._file)
+        """Writes a group, and waits for the disk; what it takes only in part is taken back."""
+        rest = memoryview("".join(map(_line, commands)).encode())
+        size = self._size + len(rest)
+        if os.fstat(self._file).st_size != self._size:
+            os.ftruncate(self._file, self._size)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fdatasync(self._file)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise
+        self._size = size
 
     def close(self) -> None:
         """Closes the file."""
         os.close(self._file)
-
-    def _cut_torn_end(self) -> None:
-        """A kill inside a write leaves half a line, which was never acknowledged."""
-        data = self._path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            os.ftruncate(self._file, whole)
 
 
 def _line(command: Command) -> str:

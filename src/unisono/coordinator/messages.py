@@ -274,11 +274,13 @@ class SnapshotTaken:
 
 @dataclass(frozen=True)
 class PartWritten:
-    """The learner has written its part of a checkpoint."""
+    """The learner has written its part of a checkpoint, or could not."""
 
     checkpoint: int
     folder: str
     keep: int
+    error: str = ""
+    """Why it could not be written; empty: it is."""
 
 
 @dataclass(frozen=True)
@@ -482,6 +484,8 @@ class CheckpointWritten:
     keep: int
     committed: Ranges
     next_round: int
+    error: str = ""
+    """Why it is given up, although all have tried; empty: it is whole."""
 
 
 Body = Reply | Notice | Directive | CheckpointWritten

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from unisono.coordinator.journal import Journal
+from unisono.coordinator.journal import Journal, NoJournal
 from unisono.coordinator.messages import (
     CONTROL,
     PORT,
@@ -39,8 +40,12 @@ BEATS = 5
 PATIENCE = 6
 """Timeouts to wait for somebody who is away: the coordinator, or the last learner."""
 
+JOURNAL_RETRY_S = 0.5
+"""Seconds between two tries to write the journal."""
 STAY_S = 1.0
 """Seconds for which a coordinator that has come back serves, even if nobody is left."""
+
+log = logging.getLogger("unisono")
 
 Sink = Callable[[dict[str, Any]], None]
 OnCheckpoint = Callable[[CheckpointWritten], None]
@@ -88,6 +93,7 @@ class Service:
         self._deserted: float | None = None
         self._first_came: float | None = None
         self._orphaned: float | None = None
+        self._disk_error = ""
         fabric.port(PORT, lost=True)
 
     def run(self) -> None:
@@ -106,12 +112,47 @@ class Service:
                 if isinstance(command.operation, Lost):
                     self._outbox.forget(command.who)
                 outputs += self.state.apply(command)
-            if commands:
-                self._journal.append(commands)
+            if commands and not self._record(commands):
+                outputs = self._stop_without_journal()
             for output in outputs:
                 self._send(output)
             self._acknowledge(commands)
         self._say_last_words()
+
+    def _record(self, commands: list[Command]) -> bool:
+        """Puts a group into the journal; nothing follows from it before it is there.
+
+        While the disk is full all wait, as they do for a coordinator that was killed, and as long.
+        """
+        began = self._fabric.now()
+        warned = False
+        while True:
+            try:
+                self._journal.append(commands)
+            except OSError as error:
+                self._disk_error = error.strerror or str(error)
+            else:
+                if warned:
+                    log.warning("unisono: the coordinator's journal is written again")
+                return True
+            waited = self._fabric.now() - began
+            if waited > PATIENCE * self._timeout:
+                return False
+            if not warned:
+                warned = True
+                text = "unisono: the coordinator's journal cannot be written (%s): trying again"
+                log.warning(text, self._disk_error)
+            self._fabric.sleep(JOURNAL_RETRY_S)
+
+    def _stop_without_journal(self) -> list[Output]:
+        """What is not in the journal did not happen: the run ends, and a checkpoint is the rest."""
+        self._journal = NoJournal()
+        reason = (
+            f"the coordinator's journal could not be written for {PATIENCE * self._timeout:g} s "
+            f"({self._disk_error}); make room, and go on from a checkpoint with --resume"
+        )
+        failed = Failed(Cause.DISK_FULL, reason)
+        return self.state.apply(Command(self._fabric.address, failed))
 
     def _say_last_words(self) -> None:
         """Who is leaving waits for its answer; it has as long as a silent learner has."""

@@ -161,6 +161,8 @@ class State:
         self._set_members(tuple(sorted(members)))
         self.joined += 1
         self._delivery.answer(command, Admitted())
+        if self.failure is not None:
+            self._tell(command.who, CONTROL.name, Abandon(self.failure))
 
     @handle.register
     def _on_open(self, operation: Open, command: Command) -> None:
@@ -399,15 +401,13 @@ class State:
     @handle.register
     def _on_part_written(self, operation: PartWritten, command: Command) -> None:
         """The last part of a checkpoint makes it whole."""
-        number = operation.checkpoint
-        committed = self._checkpoints.part(command.who, number, self.learners)
+        number, error = operation.checkpoint, operation.error
+        committed = self._checkpoints.part(command.who, number, self.learners, error)
         if committed is not None:
-            committed = committed or list(self.pool.committed)
-            self._tell(
-                COORDINATOR,
-                "checkpoint",
-                CheckpointWritten(operation.folder, operation.keep, tuple(committed), number + 1),
-            )
+            ranges = tuple(committed or self.pool.committed)
+            error = self._checkpoints.take_error(number)
+            body = CheckpointWritten(operation.folder, operation.keep, ranges, number + 1, error)
+            self._tell(COORDINATOR, "checkpoint", body)
 
     def _regroup(self) -> None:
         for command, answer in self.sync_rounds.regroup(self.learners, self._delivery.send):

@@ -26,6 +26,7 @@ class ChunkSource(Source):
 
     Attributes:
         frames: The frames that the chunks are made of.
+        fingerprint: What the PREP is known by.
         dimension: Numbers in a frame.
         chunk: Frames with states in a chunk, T.
         left: Frames before them.
@@ -61,6 +62,7 @@ class ChunkSource(Source):
                 "and 0 or more around them"
             )
         self.frames = FrameSource(prep, part, context=0, device=device)
+        self.fingerprint = self.frames.fingerprint
         self.dimension = self.frames.dimension
         self.chunk, self.left, self.right = chunk, left, right
         utterances = self.frames.utterances

@@ -34,6 +34,7 @@ class FrameSource(Source):
         prep: The PREP.
         part: The part.
         context: Neighbours each side, c.
+        fingerprint: What the PREP is known by.
         dimension: Numbers in x, (2c + 1)D.
         utterances: The PREP's numbers of this part's utterances, rising.
     """
@@ -58,6 +59,7 @@ class FrameSource(Source):
         self.prep = prep
         self.part = part
         self.context = context
+        self.fingerprint = f"PREP {prep.fingerprint[:12]}"
         self.dimension = (2 * context + 1) * prep.header.dimension
         self.utterances = prep.utterances_of(part)
         if not len(self.utterances):

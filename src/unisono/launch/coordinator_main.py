@@ -18,6 +18,7 @@ from unisono.fabric import COORDINATOR, to_plain
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.endpoints import SocketAddress, tcp_place
 from unisono.fabric.network.tcp_listener import NetworkSettings
+from unisono.files import AppendFile
 from unisono.learner.placement import COORDINATOR_SOCKET, CREDENTIALS, commit_checkpoint
 from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event
@@ -33,21 +34,22 @@ class Events:
     """Appends events to a file, one line a write, so that a kill tears at most the last."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = AppendFile(path)
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Appends one."""
-        os.write(self._file, format_event(event))
+        self._file.append(format_event(event))
 
     def close(self) -> None:
         """Closes the file."""
-        os.close(self._file)
+        self._file.close()
 
 
 def outcome_of(state: State) -> dict[str, Any]:
     """What the coordinator knows at the end."""
     return {
         "minibatches": asdict(state.pool.counts),
+        "newly_committed": [list(r) for r in state.pool.newly_committed],
         "over": state.pool.over,
         "rounds": state.sync_rounds.resolved,
         "lost": [str(address) for address in state.lost],
@@ -72,7 +74,7 @@ def coordinate(
     node.limit_vectors(0)
     service = Service(
         node,
-        FileJournal(directory / JOURNAL),
+        open_journal(directory),
         expected=expected,
         timeout=timeout,
         fixed=fixed,
@@ -85,7 +87,33 @@ def coordinate(
         serve(service)
     finally:
         host.close()
+        if events is not None:
+            events.close()
     return outcome_of(service.state)
+
+
+def open_journal(directory: Path) -> FileJournal:
+    """The run's journal, begun or gone on with."""
+    try:
+        return FileJournal(directory / JOURNAL)
+    except OSError as error:
+        raise UserError(f"cannot write {directory / JOURNAL}: {error.strerror}") from None
+
+
+def read_outcome(directory: Path, expected: int) -> dict[str, Any]:
+    """What the coordinator knew at the end.
+
+    One that was killed too late to be started again, or had no room to write it, has left it in
+    its journal.
+    """
+    try:
+        outcome: dict[str, Any] = json.loads((directory / OUTCOME).read_text())
+        return outcome
+    except (OSError, ValueError):
+        state = State(expected)
+        for command in open_journal(directory).replay():
+            state.apply(command)
+        return outcome_of(state)
 
 
 def _began(directory: Path, now: float) -> float:
@@ -99,14 +127,17 @@ def _began(directory: Path, now: float) -> float:
 def host_in(directory: Path, address: str) -> Host:
     """The coordinator's host; it listens on a network if there is an ``address`` for that."""
     noted = directory / ENDPOINT
-    if not address:
-        host = Host(directory, COORDINATOR_SOCKET)
+    before = noted.read_text() if noted.is_file() else ""
+    network = None
+    if address:
+        place = tcp_place(before) if before else SocketAddress(address, 0)
+        network = NetworkSettings(os.environ.get(CREDENTIALS, ""), place.address, place.port)
+    try:
+        host = Host(directory, COORDINATOR_SOCKET, network=network)
+    except OSError as error:
+        raise UserError(f"the coordinator cannot listen in {directory}: {error.strerror}") from None
+    if host.endpoint != before:  # else it need not be written: the disk may be full by now
         write_atomically(noted, host.endpoint.encode())
-        return host
-    place = tcp_place(noted.read_text()) if noted.is_file() else SocketAddress(address, 0)
-    network = NetworkSettings(os.environ.get(CREDENTIALS, ""), place.address, place.port)
-    host = Host(directory, COORDINATOR_SOCKET, network=network)
-    write_atomically(noted, host.endpoint.encode())
     return host
 
 
@@ -122,17 +153,21 @@ def main() -> None:
     options = parser.parse_args()
     try:
         host = host_in(options.directory, options.address)
+        outcome = coordinate(
+            host,
+            options.directory,
+            expected=options.learners,
+            timeout=options.timeout,
+            metrics=options.metrics,
+            fixed=options.fixed,
+        )
     except UserError as error:
         sys.exit(f"unisono: {error}")
-    outcome = coordinate(
-        host,
-        options.directory,
-        expected=options.learners,
-        timeout=options.timeout,
-        metrics=options.metrics,
-        fixed=options.fixed,
-    )
-    (options.directory / OUTCOME).write_text(json.dumps(outcome))
+    try:
+        write_atomically(options.directory / OUTCOME, json.dumps(outcome).encode())
+    except UserError:
+        if outcome["failure"] is not None:  # the rest is in the journal
+            sys.exit(f"unisono: {outcome['failure']['text']}")
 
 
 if __name__ == "__main__":

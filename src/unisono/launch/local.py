@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -13,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import UserError
+from unisono.fabric.limits import require_files
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
-from unisono.launch.coordinator_main import OUTCOME
+from unisono.launch.coordinator_main import read_outcome
 from unisono.launch.exit_codes import ABANDONED
+from unisono.launch.respawn import Respawn
 from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
 
 COORDINATOR = "coordinator"
@@ -40,9 +41,11 @@ class Outcome:
 class Launch:
     """N learners and a coordinator, as processes that live and die alone.
 
-    A learner that a signal ends is weather: the others go on. One that ends with an exit status
-    other than 0 has failed: all are asked to leave, and killed after ``GRACE_S`` seconds. The
-    coordinator is started again whenever it is killed.
+    When a signal ends a learner the others go on, and a new one with a number of its own takes its
+    place after a pause, as long as one is left to get the model from, none has finished and the
+    limit of ``respawn.py`` is not reached. One that ends with an exit status other than 0 has
+    failed: all are asked to leave, and killed after ``GRACE_S`` seconds. The coordinator is started
+    again whenever it is killed.
     """
 
     command: Sequence[str]
@@ -50,6 +53,8 @@ class Launch:
     learners: int
     timeout: float = 10.0
     metrics: Path | None = None
+    respawn: bool = True
+    """Whether learners that die are replaced."""
     threads: int = 0
     """Cores a learner; 0: the cores divided among the learners."""
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -62,11 +67,19 @@ class Launch:
 
     def run(self) -> Outcome:
         """Runs to the end."""
-        directory = Path(tempfile.mkdtemp(prefix="unisono-"))
+        require_files(self.learners)
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="unisono-"))
+        except OSError as error:
+            raise UserError(f"no temporary directory can be made: {error.strerror}") from None
         self._children = ChildProcesses()
+        self._wanted_learners = 0
+        self._next = 0
+        self._finished = 0
+        self._lost: list[str] = []
+        self._respawns = Respawn()
         try:
             self._start_coordinator(directory)
-            self._started = 0
             self._grow(directory, self.learners)
             self.on_start(self._children)
             return self._watch(directory)
@@ -75,9 +88,9 @@ class Launch:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _grow(self, directory: Path, learners: int) -> None:
-        while self._started < learners:
-            self._start_learner(directory, self._started)
-            self._started += 1
+        while self._wanted_learners < learners:
+            self._start_learner(directory)
+            self._wanted_learners += 1
 
     def _start_coordinator(self, directory: Path) -> None:
         command = [sys.executable, "-m", "unisono.launch.coordinator_main", str(directory)]
@@ -86,7 +99,9 @@ class Launch:
             command += ["--metrics", str(self.metrics)]
         self._children.start(COORDINATOR, command, {"OMP_NUM_THREADS": "1"})
 
-    def _start_learner(self, directory: Path, number: int) -> None:
+    def _start_learner(self, directory: Path, pause: float = 0.0) -> str:
+        """Starts one more, after a pause; returns its name."""
+        number, self._next = self._next, self._next + 1
         threads = self.threads or max(1, (os.cpu_count() or 1) // self.learners)
         environment = {
             DIRECTORY: str(directory),
@@ -95,10 +110,15 @@ class Launch:
             TIMEOUT: str(self.timeout),
             "OMP_NUM_THREADS": str(threads),
         }
-        self._children.start(f"learner {number}", self.command, environment)
+        name = f"learner {number}"
+        if pause:
+            self._children.start_later(pause, name, self.command, environment)
+        else:
+            self._children.start(name, self.command, environment)
+        return name
 
     def _watch(self, directory: Path) -> Outcome:
-        restarts, failure, lost = 0, "", []
+        restarts, failure = 0, ""
         while self._children.running:
             for ended in self._children.wait(None if self.wanted is None else ASKED_S):
                 if ended.name == COORDINATOR:
@@ -106,31 +126,53 @@ class Launch:
                         continue
                     restarts += 1
                     if restarts > MOST_RESTARTS or not ended.killed:
-                        raise UserError(f"the coordinator ended with {ended.how}")
+                        raise UserError(
+                            f"the coordinator ended with {ended.how}: its message is above; go on "
+                            "from a checkpoint with --resume"
+                        )
                     self.say(f"coordinator {ended.how}; started again")
                     self._start_coordinator(directory)
                 elif ended.killed:
-                    self.say(f"{ended.name} was lost ({ended.how}); the others go on")
-                    lost.append(ended.name)
-                elif ended.status != 0 and not failure:
-                    failure = self._failure(ended)
+                    self._on_death(directory, ended)
+                elif ended.status == 0:
+                    self._finished += 1
+                    self._children.forget_waiting()
+                else:
+                    self._children.forget_waiting()
+                    failure = failure or self._failure(ended)
             if failure or self._children.running == [COORDINATOR]:
                 self._children.wait(GRACE_S)
                 self._children.stop(GRACE_S)
             elif self.wanted is not None and self._children.running:
                 self._grow(directory, self.wanted())
-        return self._outcome(directory, failure, lost)
+        return self._outcome(directory, failure)
+
+    def _on_death(self, directory: Path, ended: ChildExit) -> None:
+        """The others go on; the dead one is replaced while there is somebody to go on with."""
+        self._lost.append(ended.name)
+        line = f"{ended.name} was lost ({ended.how})"
+        if set(self._children.started) <= {COORDINATOR}:
+            self._children.forget_waiting()
+            self.say(f"{line}; it was the last one")
+            return
+        line += "; the others go on"
+        if self.respawn and not self._finished:
+            pause = self._respawns.pause(self._children.now())
+            if pause is None:
+                line += f"; after {self._respawns.count} replacements it is not replaced"
+            else:
+                line += f"; {self._start_learner(directory, pause)} replaces it in {pause:g} s"
+        self.say(line)
 
     def _failure(self, ended: ChildExit) -> str:
         if ended.status == ABANDONED:
             return ""
         return f"{ended.name} failed ({ended.how})"
 
-    def _outcome(self, directory: Path, failure: str, lost: list[str]) -> Outcome:
-        path = directory / OUTCOME
-        told = json.loads(path.read_text()) if path.is_file() else {}
-        if not failure and told.get("failure"):
+    def _outcome(self, directory: Path, failure: str) -> Outcome:
+        told = read_outcome(directory, self.learners)
+        if not failure and told["failure"]:
             failure = told["failure"]["text"]
-        if not failure and not told.get("over"):
-            failure = "every learner was lost" if len(lost) == self._started else ""
-        return Outcome(bool(failure), failure, told, lost)
+        if not failure and not told["over"] and not self._finished:
+            failure = "every learner was lost; go on from a checkpoint with --resume"
+        return Outcome(bool(failure), failure, told, self._lost)

@@ -67,6 +67,8 @@ class ClusterRun:
     gpus: int = 0
     timeout: float = 10.0
     metrics: Path | None = None
+    respawn: bool = True
+    """Whether learners that die are replaced."""
     links: LinksConfig = field(default_factory=LinksConfig)
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     _learners: dict[int, _Learner] = field(default_factory=dict, init=False)
@@ -208,7 +210,7 @@ class ClusterRun:
 
     def _replace(self, learner: _Learner) -> None:
         self._lost.append(f"learner {learner.number}")
-        if not self._closing:
+        if self.respawn and not self._closing:
             self._start_learner()
 
     def _avoid(self, report: Report) -> None:

@@ -21,6 +21,7 @@ def launch_script(
     cluster: str = "",
     timeout: float = 10.0,
     threads: int = 0,
+    respawn: bool = True,
 ) -> Outcome:
     """Runs it to the end.
 
@@ -35,7 +36,9 @@ def launch_script(
         raise UserError(f"--learners {error}, but is {learners!r}") from None
     if not cluster:
         command = [sys.executable, "-m", "unisono.launch.script_main", str(script), *arguments]
-        return Launch(command=command, learners=most, timeout=timeout, threads=threads).run()
+        return Launch(
+            command=command, learners=most, timeout=timeout, threads=threads, respawn=respawn
+        ).run()
     with entered(cluster) as ray:
         nodes = living_nodes(ray)
         gpus = gpus_for(DeviceChoice.AUTO, nodes)
@@ -47,4 +50,5 @@ def launch_script(
             cores=threads or cores_for(nodes, least, gpus),
             gpus=gpus,
             timeout=timeout,
+            respawn=respawn,
         ).run()

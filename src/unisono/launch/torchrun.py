@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +28,7 @@ from unisono.fabric.local.child_processes import ChildProcesses
 from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.endpoints import SocketAddress, address_of, resolve, route_to
 from unisono.fabric.network.tcp_listener import NetworkSettings
-from unisono.launch.coordinator_main import ENDPOINT, OUTCOME
+from unisono.launch.coordinator_main import ENDPOINT, read_outcome
 from unisono.learner.placement import (
     CREDENTIALS,
     INTERFACE,
@@ -37,7 +38,7 @@ from unisono.learner.placement import (
 )
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
-from unisono.training.train import check, conclude
+from unisono.training.train import check, conclude, made
 from unisono.training.worker import Worker
 
 _COORDINATOR = "coordinator"
@@ -95,12 +96,26 @@ def _leave(number: int, frame: object) -> None:
 def _lead(
     rank: Rank, config: Config, out: Path, resume: bool, meeting: _Meeting, folder: Path
 ) -> Summary:
-    try:
-        check(config)
-        run = RunDirectory.create(out, config, resume=resume)
-    except UserError as error:
-        meeting.tell({"error": str(error)})
-        raise
+    with ExitStack() as stack:
+        try:
+            check(config)
+            run = stack.enter_context(made(out, config, resume=resume))
+        except UserError as error:
+            meeting.tell({"error": str(error)})
+            raise
+        outcome = _train(rank, run, config, resume, meeting, folder)
+    return conclude(run, config, outcome)
+
+
+def _train(
+    rank: Rank,
+    run: RunDirectory,
+    config: Config,
+    resume: bool,
+    meeting: _Meeting,
+    folder: Path,
+) -> dict[str, Any]:
+    """Holds the coordinator, and trains as rank 0; what the coordinator knows at the end."""
     children = ChildProcesses()
     try:
         secret = os.environ.get(CREDENTIALS) or make_credentials()
@@ -117,7 +132,7 @@ def _lead(
         children.wait(_GRACE_S)
     finally:
         children.stop(_GRACE_S)
-    return conclude(run, config, json.loads((folder / OUTCOME).read_text()))
+    return read_outcome(folder, rank.count)
 
 
 def _follow(rank: Rank, plan: dict[str, str], config: Config, folder: Path, resume: bool) -> None:

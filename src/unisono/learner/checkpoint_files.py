@@ -1,19 +1,25 @@
 """Checkpoints: whole or not at all.
 
 ``DIR/00000042/`` holds one part a learner (``learner-0.json`` and ``.safetensors``: model,
-optimizers, random state, the strategy's memory, the user's other objects) and ``pool.json``, which
-says what was committed at that instant. Parts are written into ``DIR/00000042.tmp``; when the last
-one is there the coordinator adds ``pool.json`` and renames the directory, so a checkpoint that can
-be seen is whole.
+optimizers, random state, the strategy's memory, the user's other objects), ``pool.json``, which
+says what was committed at that instant, and ``SHA256SUMS``, which names each of these files with
+its digest (``sha256sum -c SHA256SUMS`` checks them by hand). Parts are written into
+``DIR/00000042.tmp``; when the last one is there the coordinator adds ``pool.json`` and
+``SHA256SUMS`` and renames the directory. What a disk does to it later is found by the digests: a
+run goes on from the newest checkpoint that is whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
+import re
 import shutil
-import warnings
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +30,52 @@ from safetensors.torch import save_file
 from unisono.errors import UserError
 from unisono.learner.state_codec import decode, encode
 
+FORMAT = 2
+"""Of the files of a checkpoint; another one is refused."""
 POOL = "pool.json"
+SUMS = "SHA256SUMS"
+DAMAGED = ".damaged"
 _TORN = ".tmp"
+_SUM_OF_PART = ".sha256"
+_LINE = re.compile(r"([0-9a-f]{64})  (pool\.json|learner-[0-9]+\.(?:json|safetensors))")
+_CHUNK = 2**20
+
+log = logging.getLogger("unisono")
+
+
+class NotWrittenError(Exception):
+    """A part could not be written; the text says why."""
+
+
+class DamagedError(Exception):
+    """A checkpoint is not whole; the text says why."""
+
+
+@dataclass
+class Loaded:
+    """The newest whole checkpoint, as one learner reads it."""
+
+    folder: Path
+    pool: dict[str, Any]
+    state: dict[str, Any]
+    passed_over: list[tuple[Path, str]] = field(default_factory=list)
+    """Newer ones that are not whole, and why."""
+
+
+def part_folder(directory: Path, sync_round: int) -> Path:
+    """Where the parts of a checkpoint are written."""
+    return directory / f"{sync_round:08d}{_TORN}"
 
 
 def write_part(directory: Path, sync_round: int, number: int, state: dict[str, Any]) -> Path:
-    """Writes one learner's part; returns the directory that it is in."""
-    folder = directory / f"{sync_round:08d}{_TORN}"
+    """Writes one learner's part; returns the directory that it is in.
+
+    Raises:
+        NotWrittenError: the disk is full, or fails; nothing of the part is left.
+    """
+    folder = part_folder(directory, sync_round)
     path = folder / f"learner-{number}.safetensors"
+    files = [path, path.with_suffix(".json"), path.with_suffix(_SUM_OF_PART)]
     tensors: dict[str, torch.Tensor] = {}
     plain = encode(state, tensors)
     names = list(tensors)
@@ -40,44 +84,57 @@ def write_part(directory: Path, sync_round: int, number: int, state: dict[str, A
         folder.mkdir(parents=True, exist_ok=True)
         save_file(flat, path)
         _sync(path)
-        _write(path.with_suffix(".json"), json.dumps({"state": plain, "tensors": names}))
+        _write(files[1], json.dumps({"state": plain, "tensors": names}))
+        _write(files[2], _sum_lines(files[:2]))
     except (OSError, SafetensorError) as error:
-        for mine in (path, path.with_suffix(".json")):
+        for mine in files:
             with suppress(OSError):
                 mine.unlink(missing_ok=True)
-        raise UserError(
-            f"checkpoint {sync_round} could not be written to {directory} ({_reason(error)}): "
-            "the one before is whole; make room and go on with resume"
-        ) from error
+        raise NotWrittenError(_reason(error)) from error
     return folder
 
 
 def commit(folder: Path, pool: dict[str, Any], keep: int) -> None:
     """All parts are there: makes the checkpoint visible, and takes older ones away.
 
-    If the disk is full now, the run goes on: the checkpoint before is whole, and the next part that
-    a learner writes will say so.
+    If that cannot be written, the run goes on: the checkpoint before is whole, and the next one is
+    tried at its time.
     """
     final = folder.with_suffix("")
     try:
-        _write(folder / POOL, json.dumps(pool))
+        _write(folder / POOL, json.dumps({"format": FORMAT, **pool}))
+        sums = sorted(folder.glob(f"learner-*{_SUM_OF_PART}"))
+        text = "".join(path.read_text() for path in sums) + _sum_lines([folder / POOL])
+        _write(folder / SUMS, text)
+        for path in sums:
+            path.unlink()
         _sync(folder)
         _remove(final)
         folder.rename(final)
         _sync(final.parent)
     except OSError as error:
-        _remove(folder)
-        warnings.warn(f"checkpoint {final} was not kept: {_reason(error)}", stacklevel=2)
+        give_up(folder, _reason(error))
         return
     for old in checkpoints(final.parent)[:-keep]:
         _remove(old)
+    for torn in final.parent.glob(f"*{_TORN}"):
+        if torn.name < folder.name:
+            _remove(torn)
+
+
+def give_up(folder: Path, reason: str) -> None:
+    """A checkpoint could not be written: says so, and makes room for the next."""
+    _remove(folder)
+    text = "unisono: checkpoint %s could not be written (%s); "
+    text += "earlier ones stay, and training goes on"
+    log.warning(text, folder.with_suffix(""), reason)
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """The whole checkpoints, oldest first."""
+    """The checkpoints, oldest first; whether one is whole is found when it is read."""
     if not directory.is_dir():
         return []
-    return sorted(p for p in directory.iterdir() if p.name.isdigit() and (p / POOL).is_file())
+    return sorted(p for p in directory.iterdir() if p.name.isdigit() and p.is_dir())
 
 
 def remove_torn(directory: Path) -> None:
@@ -86,34 +143,145 @@ def remove_torn(directory: Path) -> None:
         _remove(folder)
 
 
+def set_aside(folder: Path) -> None:
+    """Renames a damaged checkpoint, so that it does not count as one that is kept."""
+    target = folder.with_suffix(DAMAGED)
+    with suppress(OSError):
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+
+
+def load(directory: Path, number: int, keys: Collection[str] = ()) -> Loaded | None:
+    """A learner's part of the newest whole checkpoint; None: there is no checkpoint at all.
+
+    Args:
+        directory: of the checkpoints.
+        number: the learner's; see ``read_part``.
+        keys: what the part must have.
+
+    Raises:
+        UserError: none is whole, or the newest whole one is in another format.
+    """
+    passed_over: list[tuple[Path, str]] = []
+    for folder in reversed(checkpoints(directory)):
+        try:
+            names = check(folder)
+            pool = read_pool(folder)
+            state = read_part(folder, number, names)
+            if missing := sorted(set(keys) - set(state)):
+                raise DamagedError(f"a part has no {missing[0]!r}")
+        except DamagedError as damage:
+            if folder.is_dir():  # else a run that goes on has taken it away
+                passed_over.append((folder, str(damage)))
+            continue
+        return Loaded(folder, pool, state, passed_over)
+    if passed_over:
+        reasons = ", ".join(f"{folder.name} ({reason})" for folder, reason in passed_over)
+        raise UserError(
+            f"no checkpoint in {directory} is whole: {reasons}; put one back from a copy, or begin "
+            "a new run in another directory"
+        )
+    return None
+
+
+def check(folder: Path) -> list[str]:
+    """Compares all files of a checkpoint with their digests; returns their names.
+
+    Raises:
+        DamagedError: the first that differs or is missing.
+    """
+    with _damage_is_told(SUMS):
+        lines = (folder / SUMS).read_text().splitlines()
+    found = [_LINE.fullmatch(line) for line in lines]
+    sums = {match[2]: match[1] for match in found if match is not None}
+    parts = {Path(name).stem for name in sums if name != POOL}
+    wanted = {POOL, *(f"{part}{end}" for part in parts for end in (".json", ".safetensors"))}
+    if not parts or sums.keys() != wanted or len(sums) != len(lines):
+        raise DamagedError(f"{SUMS} is not a list of its files")
+    for name, digest in sums.items():
+        with _damage_is_told(name):
+            if _digest(folder / name) != digest:
+                raise DamagedError(f"{name} differs from its checksum")
+    return sorted(sums)
+
+
 def read_pool(folder: Path) -> dict[str, Any]:
-    """What was committed when the checkpoint was made."""
-    pool: dict[str, Any] = json.loads((folder / POOL).read_text())
-    return pool
+    """What was committed when the checkpoint was made.
+
+    Raises:
+        DamagedError: it cannot be read.
+        UserError: it has another format.
+    """
+    with _damage_is_told(POOL):
+        pool: dict[str, Any] = json.loads((folder / POOL).read_text())
+        version = pool["format"]
+        if version == FORMAT:
+            pool["committed"] = [[int(start), int(stop)] for start, stop in pool["committed"]]
+            pool["sync_round"] = int(pool["sync_round"])
+            return pool
+    raise UserError(
+        f"{folder} has format {version} of another version of Unisono, and this one reads format "
+        f"{FORMAT}: go on with that version, or begin a new run"
+    )
 
 
-def read_part(folder: Path, number: int) -> dict[str, Any]:
+def read_part(folder: Path, number: int, names: Collection[str] | None = None) -> dict[str, Any]:
     """One learner's part, in the order of their numbers; one for whom there is none: the first.
 
     Who dies is replaced under a new number, so numbers may be missing; parts may not.
+
+    Raises:
+        DamagedError: it cannot be read.
     """
-    parts = sorted(
-        folder.glob("learner-*.json"), key=lambda path: int(path.stem[len("learner-") :])
+    found = [path.name for path in folder.iterdir()] if names is None else names
+    numbers = sorted(
+        int(name[len("learner-") : -len(".json")])
+        for name in found
+        if name.startswith("learner-") and name.endswith(".json")
     )
-    path = parts[number if number < len(parts) else 0]
-    text = json.loads(path.read_text())
-    with safe_open(path.with_suffix(".safetensors"), framework="pt") as file:
-        # Copies: what is read must not hang on a file that will be taken away.
-        names = enumerate(text["tensors"])
-        tensors = {name: file.get_tensor(str(place)).clone() for place, name in names}
-    state: dict[str, Any] = decode(text["state"], tensors)
-    return state
+    chosen = numbers[number if number < len(numbers) else 0]
+    path = folder / f"learner-{chosen}.json"
+    with _damage_is_told(path.name):
+        text = json.loads(path.read_text())
+        with safe_open(path.with_suffix(".safetensors"), framework="pt") as file:
+            # Copies: what is read must not hang on a file that will be taken away.
+            places = enumerate(text["tensors"])
+            tensors = {name: file.get_tensor(str(place)).clone() for place, name in places}
+        state: dict[str, Any] = decode(text["state"], tensors)
+        if not isinstance(state, dict):
+            raise DamagedError(f"{path.name} holds no state")
+        return state
+
+
+@contextmanager
+def _damage_is_told(name: str) -> Iterator[None]:
+    """Whatever goes wrong while a file is read is damage of that file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedError(f"{name} is missing") from None
+    except OSError as error:
+        raise DamagedError(f"{name} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError):
+        raise DamagedError(f"{name} is not what was written") from None
+
+
+def _sum_lines(files: Collection[Path]) -> str:
+    return "".join(f"{_digest(path)}  {path.name}\n" for path in files)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _remove(folder: Path) -> None:
-    """Its ``pool.json`` first: what is half removed does not look whole."""
+    """Its ``SHA256SUMS`` first: what is half removed does not look whole."""
     with suppress(OSError):
-        (folder / POOL).unlink(missing_ok=True)
+        (folder / SUMS).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -131,4 +299,5 @@ def _sync(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return " ".join(text.split())

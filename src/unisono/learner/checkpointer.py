@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,19 +12,27 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+import unisono
 from unisono.errors import UserError
 from unisono.fabric import TensorVector
 from unisono.learner.checkpoint_files import (
+    Loaded,
     checkpoints,
-    read_part,
-    read_pool,
+    load,
+    part_folder,
     remove_torn,
+    set_aside,
     write_part,
 )
 from unisono.learner.optimizers import Optimizers
 from unisono.learner.state_codec import encode
 from unisono.learner.task import Task
 from unisono.strategies.base import StateBundle
+
+KEYS = ("about", "made_with", "model", "optimizers", "extra_state", "random", "strategy")
+"""What a learner's part holds."""
+
+log = logging.getLogger("unisono")
 
 
 class Stateful(Protocol):
@@ -58,7 +68,8 @@ class Checkpointer:
         self._model = model
         self._optimizers = optimizers
         self._extra_state = dict(extra_state)
-        self._about = dict(about)
+        self._about = {**about, "optimizer": optimizers.describe()}
+        self._passed_over: list[Path] = []
         for name, thing in self._extra_state.items():
             _check(name, thing)
 
@@ -71,70 +82,127 @@ class Checkpointer:
                 "resume=True, or choose another directory"
             )
         remove_torn(self._directory)
+        for folder in self._passed_over:
+            set_aside(folder)
 
-    def write(self, sync_round: int, strategy: StateBundle) -> Path:
-        """Writes this learner's part."""
+    def folder(self, sync_round: int) -> Path:
+        """Where the parts of a checkpoint are written."""
+        return part_folder(self._directory, sync_round)
+
+    def write(self, sync_round: int, strategy: StateBundle) -> None:
+        """Writes this learner's part.
+
+        Raises:
+            NotWrittenError: the disk is full, or fails.
+        """
         vectors = {}
         for name, vector in strategy.vectors.items():
             assert isinstance(vector, TensorVector)
             vectors[name] = vector.tensor
         state = {
             "about": self._about,
+            "made_with": _versions(),
             "model": dict(self._model.state_dict()),
             "optimizers": self._optimizers.state_dicts(),
-            "also": {name: thing.state_dict() for name, thing in self._extra_state.items()},
+            "extra_state": {name: thing.state_dict() for name, thing in self._extra_state.items()},
             "random": _random_state(),
             "strategy": {"plain": strategy.plain, "vectors": vectors},
         }
-        return write_part(self._directory, sync_round, self._number, state)
+        write_part(self._directory, sync_round, self._number, state)
 
     def restore(self, task: Task[Any]) -> tuple[Task[Any], StateBundle | None]:
-        """Loads the newest checkpoint; the task goes on from there. Without one: as it is."""
-        found = checkpoints(self._directory)
-        if not found:
+        """Loads the newest whole checkpoint; the task goes on from there. Without any: as it is.
+
+        Raises:
+            UserError: there are some, but none is whole; or it was made by another run.
+        """
+        loaded = load(self._directory, self._number, KEYS)
+        if loaded is None:
             return task, None
-        state, pool = read_part(found[-1], self._number), read_pool(found[-1])
-        self._compare(found[-1], state)
+        self._passed_over = [folder for folder, _ in loaded.passed_over]
+        state, pool, folder = loaded.state, loaded.pool, loaded.folder
+        self._compare(folder, state)
         committed = [(a, b) for a, b in pool["committed"]]
         reached = max((stop for _, stop in committed), default=0)
         if reached > task.total:
             raise UserError(
-                f"{found[-1]} has {reached} minibatches behind it, and this run has only "
+                f"{folder} has {reached} minibatches behind it, and this run has only "
                 f"{task.total}: give it more epochs, or begin a new one"
             )
-        self._model.load_state_dict(state["model"])
-        self._optimizers.load_state_dicts(state["optimizers"])
+        if self._number == 0:
+            _tell(loaded)
+        with _told_in_one_line(folder, "the model"):
+            self._model.load_state_dict(state["model"])
+        with _told_in_one_line(folder, "the optimizer"):
+            self._optimizers.load_state_dicts(state["optimizers"])
         for name, thing in self._extra_state.items():
-            thing.load_state_dict(state["also"][name])
-        _set_random_state(state["random"])
-        strategy = state["strategy"]
-        vectors = {name: TensorVector(tensor) for name, tensor in strategy["vectors"].items()}
-        bundle = StateBundle(strategy["plain"], dict(vectors))
+            with _told_in_one_line(folder, f"extra_state[{name!r}]"):
+                thing.load_state_dict(state["extra_state"][name])
+        with _told_in_one_line(folder, "the random state"):
+            _set_random_state(state["random"])
+        with _told_in_one_line(folder, "the strategy"):
+            strategy = state["strategy"]
+            vectors = {name: TensorVector(tensor) for name, tensor in strategy["vectors"].items()}
+            bundle = StateBundle(strategy["plain"], dict(vectors))
         return replace(task, committed=committed, sync_round=pool["sync_round"]), bundle
 
     def _compare(self, folder: Path, state: dict[str, Any]) -> None:
         for what, value in self._about.items():
             before = state["about"].get(what)
             if before != value:
-                raise UserError(f"{folder} was made with {what} {before}, and this is {value}")
-        missing = sorted(set(self._extra_state) - set(state["also"]))
+                raise UserError(
+                    f"{folder} was made with {what} {before}, and this is {value}: resume with the "
+                    "same, or begin a new run"
+                )
+        missing = sorted(set(self._extra_state) - set(state["extra_state"]))
         if missing:
             raise UserError(
-                f"{folder} holds no {missing[0]!r}: it was not in also= when it was made"
+                f"{folder} holds no {missing[0]!r}: it was not in extra_state= when it was made"
             )
-        kept, mine = len(state["optimizers"]), len(self._optimizers)
-        if kept != mine:
-            raise UserError(f"{folder} was made with {kept} optimizers, and this is {mine}")
 
 
 def _check(name: str, thing: Any) -> None:
     """What cannot be kept is told at the start, not at the first checkpoint."""
     if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
-        raise UserError(f"also[{name!r}] has no state_dict and load_state_dict: it cannot be kept")
+        raise UserError(
+            f"extra_state[{name!r}] has no state_dict and load_state_dict: it cannot be kept"
+        )
     try:
         encode(thing.state_dict(), {})
     except TypeError as error:
-        raise UserError(f"also[{name!r}]: {error}") from None
+        raise UserError(f"extra_state[{name!r}]: {error}") from None
+
+
+@contextmanager
+def _told_in_one_line(folder: Path, what: str) -> Iterator[None]:
+    """What cannot be loaded was made by other code: another version, or another object."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{folder} does not fit {what} of this run ({type(error).__name__}: {reason}): resume "
+            "with the code and the versions that made it, or begin a new run"
+        ) from error
+
+
+def _tell(loaded: Loaded) -> None:
+    """Says which checkpoints were passed over, and what may not be as it was."""
+    if loaded.passed_over:
+        reasons = ", ".join(f"{folder.name} ({reason})" for folder, reason in loaded.passed_over)
+        text = "unisono: checkpoint %s was passed over, going on from %s"
+        log.warning(text, reasons, loaded.folder.name)
+    here = _versions()
+    made = loaded.state["made_with"]
+    other = [f"{name} {made.get(name)}" for name in here if made.get(name) != here[name]]
+    if other:
+        now = ", ".join(f"{name} {version}" for name, version in here.items())
+        text = "unisono: %s was made with %s, and this is %s: the same bytes are not promised"
+        log.warning(text, loaded.folder, ", ".join(other), now)
+
+
+def _versions() -> dict[str, str]:
+    return {"unisono": unisono.__version__, "torch": torch.__version__}
 
 
 def _random_state() -> list[torch.Tensor]:

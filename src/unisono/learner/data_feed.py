@@ -87,6 +87,8 @@ class DataFeed:
         self.positions = Positions(
             len(source.batches), source.batch_size, epochs, seed, drop_last=source.drop_last
         )
+        self.fingerprint: str = getattr(source.batches, "fingerprint", "")
+        """Of the data, where it has one."""
         self._make = BatchMaker(source.batches, self.positions)
         self._pin = source.pin and torch.cuda.is_available()
         self._workers: Workers | None = None

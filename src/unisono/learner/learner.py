@@ -16,6 +16,7 @@ from unisono.coordinator.messages import PartWritten
 from unisono.errors import Diverged, UserError
 from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.blocking import check_may_block
+from unisono.learner.checkpoint_files import NotWrittenError
 from unisono.learner.checkpointer import Checkpointer, Stateful
 from unisono.learner.data_feed import DataFeed, as_source
 from unisono.learner.finite_guard import FiniteGuard
@@ -48,7 +49,7 @@ class Learner:
         checkpoints: a directory for checkpoints.
         checkpoint_every: examples (of all learners) between checkpoints; 0: once an epoch.
         keep: how many checkpoints stay.
-        resume: go on from the newest checkpoint, if there is one.
+        resume: go on from the newest whole checkpoint, if there is one.
         extra_state: other objects whose state belongs in a checkpoint: schedulers, a GradScaler.
         log: a file for what this learner trained and saw agreed, one JSON line each.
     """
@@ -285,7 +286,7 @@ class Learner:
         if self._checkpoints is not None:
             about = {
                 "strategy": repr(self.strategy),
-                "data": positions.describe(),
+                "data": ", ".join(filter(None, [positions.describe(), feed.fingerprint])),
                 "model": model,
             }
             self._checkpointer = Checkpointer(
@@ -415,5 +416,10 @@ class Learner:
 
     def _write_checkpoint(self, sync_round: int, strategy: StateBundle) -> None:
         assert self._checkpointer is not None and self._session is not None
-        folder = self._checkpointer.write(sync_round, strategy)
-        self._session.client.tell(PartWritten(sync_round, str(folder), self._keep))
+        error = ""
+        try:
+            self._checkpointer.write(sync_round, strategy)
+        except NotWrittenError as failed:
+            error = str(failed)
+        folder = str(self._checkpointer.folder(sync_round))
+        self._session.client.tell(PartWritten(sync_round, folder, self._keep, error))

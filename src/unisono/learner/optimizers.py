@@ -47,6 +47,10 @@ class Optimizers:
     def __len__(self) -> int:
         return len(self._optimizers)
 
+    def describe(self) -> str:
+        """What they are, by the names of their classes."""
+        return ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
+
     def watch(self) -> None:
         """Begins to watch."""
         for place, optimizer in enumerate(self._optimizers):

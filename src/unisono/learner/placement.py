@@ -17,9 +17,10 @@ from unisono.coordinator.messages import CheckpointWritten
 from unisono.coordinator.service import Service, serve
 from unisono.errors import UserError
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
+from unisono.fabric.limits import require_files
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.tcp_listener import NetworkSettings
-from unisono.learner.checkpoint_files import commit
+from unisono.learner.checkpoint_files import commit, give_up
 
 DIRECTORY = "UNISONO_DIRECTORY"
 LEARNER = "UNISONO_LEARNER"
@@ -39,7 +40,10 @@ def link_environment(links: LinksConfig) -> dict[str, str]:
 
 
 def commit_checkpoint(written: CheckpointWritten) -> None:
-    """What a coordinator does when the last part of a checkpoint is there."""
+    """What a coordinator does when the last part of a checkpoint is there, or was given up."""
+    if written.error:
+        give_up(Path(written.folder), written.error)
+        return
     pool = {"committed": written.committed, "sync_round": written.next_round}
     commit(Path(written.folder), pool, written.keep)
 
@@ -79,6 +83,7 @@ class SingleProcess:
 
     def node(self, address: Address) -> Fabric:
         """The learner's node; its coordinator starts with it."""
+        require_files(self.learners)
         host = self._host = Host()
         coordinator = host.node(COORDINATOR)
         service = Service(
@@ -160,6 +165,7 @@ class LaunchedProcess:
                     "another run for what comes after"
                 )
             _lived.add((coordinator, self.number))
+            require_files(self.learners)
             network = self.network
             if network is not None:
                 # Whoever is dead must have been declared so before it counts as out of reach.

@@ -74,6 +74,8 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.committed = RangeSet(self.done)
+        self.newly_committed = RangeSet()
+        """What was committed since this run began or was resumed; not what was skipped."""
         self.held: dict[Address, RangeSet] = {}
         self._free = RangeSet([(0, self.total)])
         for start, stop in self.committed:
@@ -120,11 +122,14 @@ class Pool:
 
     def commit(self, who: Address, ranges: Iterable[Range]) -> None:
         """The effect of these positions is in state that survives their learner."""
-        self.counts.committed += self._keep(who, ranges)
+        kept = self._keep(who, ranges)
+        self.counts.committed += len(kept)
+        for start, stop in kept:
+            self.newly_committed.add(start, stop)
 
     def skip(self, who: Address, ranges: Iterable[Range]) -> None:
         """These were computed, but the step was not taken."""
-        self.counts.skipped += self._keep(who, ranges)
+        self.counts.skipped += len(self._keep(who, ranges))
 
     def give_back(self, who: Address, ranges: Iterable[Range], *, suspect: bool) -> None:
         """These are free again; ``suspect``: they may have been trained already."""
@@ -149,14 +154,14 @@ class Pool:
             self.counts.leased += stop - start
         return ranges
 
-    def _keep(self, who: Address, ranges: Iterable[Range]) -> int:
+    def _keep(self, who: Address, ranges: Iterable[Range]) -> RangeSet:
         held = self.held.get(who, RangeSet())
-        kept = 0
+        kept = RangeSet()
         for start, stop in ranges:
             for a, b in _common(held, start, stop):
                 held.remove(a, b)
                 self.committed.add(a, b)
-                kept += b - a
+                kept.add(a, b)
                 for c, d in _common(self._suspect, a, b):
                     self._suspect.remove(c, d)
                     self.counts.redone += d - c

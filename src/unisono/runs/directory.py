@@ -135,6 +135,12 @@ class RunDirectory:
         """Reads metrics.jsonl; nothing where it does not exist yet."""
         return read_metrics(self.metrics) if self.metrics.exists() else []
 
+    def remove_untrained(self) -> None:
+        """Removes the directory, unless something in it was trained."""
+        trained = self.model.exists() or any(self.checkpoints.glob("*"))
+        if not trained and not any(log.stat().st_size for log in self.logs.glob("learner-*.log")):
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def read_summary(self) -> Summary | None:
         """Reads summary.json; None while the run has not ended."""
         try:

@@ -98,7 +98,7 @@ class Summary(_Part):
         optimizer: each learner's optimizer.
         seed: seed of parameters and order.
         epochs: passes over the data that were asked for.
-        examples: examples trained by all learners.
+        examples: of the minibatches that were committed since the run was begun or last resumed.
         wall_s: seconds from begin to end.
         examples_per_s: `examples / wall_s`.
         data_wait_s: seconds that learners waited for data, summed over learners.

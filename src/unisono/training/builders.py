@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from unisono.config import Config, ValidationChoice
 from unisono.data import ChunkSource, FrameSource, Part, Prep
 from unisono.errors import UserError
+from unisono.learner.positions import Positions
 from unisono.models import Takes, find
 from unisono.strategies.base import Strategy
 from unisono.strategies.registry import make
@@ -74,6 +76,20 @@ def examples_in(config: Config, frames: int) -> int:
     if frames == 0 or find(config.model).takes is Takes.FRAMES:
         return frames
     return max(1, frames // config.network.chunk)
+
+
+def committed_examples(config: Config, prep: Prep, committed: Iterable[Sequence[int]]) -> int:
+    """Returns how many examples the minibatches of these ranges of positions hold."""
+    utterances = prep.utterances_of(Part.TRAIN)
+    lengths = prep.starts[utterances + 1] - prep.starts[utterances]
+    chunk = 1 if find(config.model).takes is Takes.FRAMES else config.network.chunk
+    count = int((-(-lengths // chunk)).sum())
+    minibatch = examples_in(config, config.minibatch)
+    positions = Positions(count, minibatch, config.epochs, config.seed)
+    return sum(
+        positions.examples_before(stop) - positions.examples_before(start)
+        for start, stop in committed
+    )
 
 
 def strategy_of(config: Config) -> Strategy:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
 from unisono.data import Part, Prep
 from unisono.errors import UserError
+from unisono.fabric.limits import require_files
 from unisono.launch.coordinator_main import Events, outcome_of
 from unisono.launch.learner_job import Training
 from unisono.launch.local import Launch, Outcome
@@ -21,11 +24,12 @@ from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import LinkTraffic, Minibatches, Slowest, Staleness, Summary
 from unisono.strategies.registry import make
-from unisono.training.builders import open_data
+from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.rates import make_schedule
-from unisono.training.worker import Worker
+from unisono.training.resumption import check_resumable
+from unisono.training.worker import Worker, choose_device
 
 
 def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
@@ -38,10 +42,28 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
     if config.cluster:
         run, outcome = _train_on_cluster(config, out, resume)
     else:
-        run = RunDirectory.create(out, config, resume=resume)
         train_here = _train_alone if config.learner_range[1] == 1 else _train_together
-        outcome = train_here(run, config, resume)
+        with made(out, config, resume=resume) as run:
+            outcome = train_here(run, config, resume)
     return conclude(run, config, outcome)
+
+
+@contextmanager
+def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
+    """The run's directory; one that was made here goes again if the run fails before it trains.
+
+    So the corrected command is not refused because of the first one.
+    """
+    if resume:
+        check_resumable(RunDirectory(out), config)
+    is_new = not os.path.lexists(out)
+    run = RunDirectory.create(out, config, resume=resume)
+    try:
+        yield run
+    except UserError:
+        if is_new:
+            run.remove_untrained()
+        raise
 
 
 def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summary:
@@ -63,9 +85,13 @@ def check(config: Config) -> None:
     make_schedule(config)
     check_recipe(config)
     learners = config.learner_range[1]
+    if not config.cluster:
+        require_files(learners)
+        choose_device(config, 0)
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
     prep = open_data(config)
+    shape_of(config, prep)
     if config.validation.wanted and not prep.frames_of(Part.HELDOUT):
         raise UserError(
             f"PREP {prep.path} holds no speaker out to check the model on: train with "
@@ -100,6 +126,7 @@ def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str
         learners=config.first_learners,
         timeout=config.timeout_s,
         metrics=run.metrics,
+        respawn=config.respawn,
         threads=config.threads_per_learner(os.cpu_count() or 1),
         wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
     ).run()
@@ -115,20 +142,21 @@ def _train_on_cluster(
         gpus = gpus_for(config.device, nodes)
         if not config.threads:
             config = config.model_copy(update={"threads": cores_for(nodes, least, gpus)})
-        run = RunDirectory.create(out.resolve(), config, resume=resume)
         fingerprint = Prep.open(Path(config.prep)).fingerprint
-        outcome = ClusterRun(
-            ray=ray,
-            work=Training(str(run.path), resume, config.prep, fingerprint),
-            least=least,
-            most=most,
-            cores=config.threads,
-            gpus=gpus,
-            timeout=config.timeout_s,
-            metrics=run.metrics,
-            links=config.links,
-        ).run()
-    return run, _result(outcome)
+        with made(out.resolve(), config, resume=resume) as run:
+            outcome = ClusterRun(
+                ray=ray,
+                work=Training(str(run.path), resume, config.prep, fingerprint),
+                least=least,
+                most=most,
+                cores=config.threads,
+                gpus=gpus,
+                timeout=config.timeout_s,
+                metrics=run.metrics,
+                respawn=config.respawn,
+                links=config.links,
+            ).run()
+            return run, _result(outcome)
 
 
 def _result(outcome: Outcome) -> dict[str, Any]:
@@ -138,14 +166,17 @@ def _result(outcome: Outcome) -> dict[str, Any]:
 
 
 def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summary:
-    """The summary from the metrics and the coordinator's own counts."""
-    events = run.read_metrics()
+    """The summary from the metrics and the coordinator's own counts, since the last resumption.
+
+    Examples are counted by what was committed: who was killed tells no number.
+    """
+    events = _since_resumption(run.read_metrics())
+    examples = committed_examples(config, open_data(config), outcome["newly_committed"])
     left = [e for e in events if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
     last = checks[-1] if checks else {}
     begun = [e["time"] for e in events if e["event"] == "joined"][: config.first_learners]
     wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
-    examples = sum(e["examples"] for e in left)
     rounds = [e for e in events if e["event"] == "round"]
     links = [
         LinkTraffic(sender=f"learner {e['learner']}", **link)
@@ -179,6 +210,15 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         learners_joined=outcome["joined"] - config.first_learners,
         ended="finished" if outcome["over"] else "early",
     )
+
+
+def _since_resumption(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A resumption begins where the clock goes back."""
+    first = 0
+    for place in range(1, len(events)):
+        if events[place]["time"] < events[place - 1]["time"]:
+            first = place
+    return events[first:]
 
 
 def _slowest(events: list[dict[str, Any]], left: list[dict[str, Any]]) -> Slowest | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -24,7 +26,7 @@ class ChildExit:
 
     @property
     def killed(self) -> bool:
-        """Whether a signal ended it: weather, not a bug."""
+        """Whether a signal ended it, and not a bug of its own."""
         return self.status < 0
 
     @property
@@ -43,11 +45,32 @@ class ChildProcesses:
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._waiting: dict[str, tuple[float, Callable[[], None]]] = {}
 
     @property
     def running(self) -> list[str]:
+        """Names of those that run, or will be started after a while."""
+        return sorted([*self._running, *self._waiting])
+
+    @property
+    def started(self) -> list[str]:
         """Names of those that run."""
         return sorted(self._running)
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+        return time.monotonic()
+
+    def start_later(
+        self, seconds: float, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """As ``start``, after so many seconds; ``wait`` sees to it."""
+        start = partial(self.start, name, command, environment)
+        self._waiting[name] = (self.now() + seconds, start)
+
+    def forget_waiting(self) -> None:
+        """Those that have not been started yet need not be."""
+        self._waiting.clear()
 
     def pid(self, name: str) -> int:
         """The process number of a child that runs."""
@@ -88,17 +111,34 @@ class ChildProcesses:
 
     def wait(self, seconds: float | None = None) -> list[ChildExit]:
         """Waits until at least one child has ended, or the time is up."""
+        deadline = None if seconds is None else self.now() + seconds
+        while True:
+            self._start_due()
+            due = [when for when, _ in self._waiting.values()]
+            next_ = min([*due, *([] if deadline is None else [deadline])], default=None)
+            ended = self._poll(None if next_ is None else next_ - self.now())
+            if ended or (deadline is not None and self.now() >= deadline):
+                return ended
+
+    def _start_due(self) -> None:
+        for name, (when, start) in list(self._waiting.items()):
+            if when <= self.now():
+                del self._waiting[name]
+                start()
+
+    def _poll(self, seconds: float | None) -> list[ChildExit]:
         poll = select.poll()
         names = {}
         for name, (_, descriptor) in self._running.items():
             poll.register(descriptor, select.POLLIN)
             names[descriptor] = name
-        limit = None if seconds is None else max(0, int(seconds * 1000))
+        limit = None if seconds is None else max(0, math.ceil(seconds * 1000))
         ended = [names[descriptor] for descriptor, _ in poll.poll(limit)]
         return [self._reap(name) for name in sorted(ended)]
 
     def stop(self, grace: float) -> None:
         """Asks the rest to end, waits up to ``grace`` seconds, then kills."""
+        self.forget_waiting()
         deadline = time.monotonic() + grace
         for process, _ in self._running.values():
             process.terminate()

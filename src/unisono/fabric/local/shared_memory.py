@@ -12,6 +12,7 @@ import threading
 
 import torch
 
+from unisono.errors import UserError
 from unisono.fabric.vector import TensorVector
 
 _SMALLEST = 64 * 1024
@@ -23,9 +24,19 @@ class Slot:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.fd = os.memfd_create("unisono", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, size)
-        self._memory = map_memory(self.fd)
+        try:
+            self.fd = os.memfd_create("unisono", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(self.fd, size)
+                self._memory = map_memory(self.fd)
+            except BaseException:
+                os.close(self.fd)
+                raise
+        except OSError as error:
+            raise UserError(
+                f"shared memory of {size} bytes cannot be made ({error.strerror}): raise the "
+                "limits of this process (ulimit -f, ulimit -n), or use a smaller model"
+            ) from None
 
     def fill(self, vector: TensorVector) -> None:
         """Copies the vector's values in."""

@@ -1,0 +1,77 @@
+"""Files that are appended to while a run lives, on disks that may be full for a while."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from unisono.errors import UserError
+
+MOST_WAITING = 4 * 2**20
+"""Bytes that wait in memory for a disk that cannot be written; what comes after is dropped."""
+_BLOCK = 65536
+
+log = logging.getLogger("unisono")
+
+
+class AppendFile:
+    """Appends lines, each with one call, so that a kill tears at most the last one.
+
+    While the disk refuses them they wait in memory, and are written with the first line that it
+    takes again. That a file cannot be written is said once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting = bytearray()
+        self._dropped = 0
+        self._warned = False
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._file = os.open(path, flags, 0o644)
+            cut_torn_line(self._file)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+    def append(self, line: bytes) -> None:
+        """Appends a line, with its line end."""
+        if len(self._waiting) + len(line) <= MOST_WAITING:
+            self._waiting += line
+        else:
+            self._dropped += 1
+        self._write()
+
+    def close(self) -> None:
+        """Tries once more, and closes the file."""
+        self._write()
+        lost = self._dropped + self._waiting.count(b"\n")
+        if lost:
+            log.warning(
+                "unisono: %d lines of %s were lost: it could not be written", lost, self._path
+            )
+        os.close(self._file)
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._file, self._waiting)]
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                text = "unisono: %s cannot be written (%s): lines are kept in memory until it can"
+                log.warning(text, self._path, error.strerror)
+
+
+def cut_torn_line(file: int) -> None:
+    """Makes an open file end with a whole line."""
+    size = end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(file, end)

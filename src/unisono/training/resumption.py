@@ -1,0 +1,52 @@
+"""What may differ between a run and its resumption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.config import Config
+from unisono.errors import UserError
+from unisono.learner.checkpoint_files import checkpoints
+from unisono.runs.directory import RunDirectory
+
+FREE = (
+    "prep", "learners", "cluster", "epochs", "threads", "device", "timeout_s", "respawn",
+    "prefetch", "rate.start", "rate.schedule", "rate.end", "rate.warmup", "rate.most",
+    "validation", "checkpoint", "links",
+)  # fmt: skip
+"""Keys, and tables, that a resumption may change; the others are in the state of the run."""
+
+
+def check_resumable(run: RunDirectory, config: Config) -> None:
+    """Compares a run that has checkpoints with what it is to go on with.
+
+    Raises:
+        UserError: a setting differs that is part of the state in its checkpoints.
+    """
+    if not run.config.is_file() or not checkpoints(run.checkpoints):
+        return
+    before, now = _plain(run.read_config()), _plain(config)
+    for key in sorted(before.keys() | now.keys()):
+        free = any(key == name or key.startswith(f"{name}.") for name in FREE)
+        if not free and before.get(key) != now.get(key):
+            raise UserError(
+                f"{run.path} was trained with {key} = {before.get(key)}; --resume cannot change it "
+                f"to {now.get(key)}: leave it as it was, or begin a new run with another --out"
+            )
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """All values by key, with a dot between table and key; the strategy's default filled in."""
+    strategy = {**config.strategy_options, "name": config.strategy_name}
+    values = {**config.model_dump(mode="json"), "strategy": strategy}
+    flat: dict[str, Any] = {}
+
+    def lay(prefix: str, table: dict[str, Any]) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                lay(f"{prefix}{key}.", value)
+            else:
+                flat[prefix + key] = value
+
+    lay("", values)
+    return flat

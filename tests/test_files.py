@@ -1,0 +1,88 @@
+"""Files that are appended to while their disk may be full."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from unisono import files
+from unisono.errors import UserError
+from unisono.files import AppendFile
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Files of this process grow no further."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def lines(first: int, last: int) -> list[bytes]:
+    return [f"line {number}\n".encode() for number in range(first, last)]
+
+
+@pytest.mark.parametrize("room", [0, 1, 7, 8, 20])
+def test_what_the_disk_refuses_is_written_later(
+    room: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics"
+    file = AppendFile(path)
+    file.append(b"line 0\n")
+    with at_most(7 + room):
+        for line in lines(1, 10):
+            file.append(line)
+    for line in lines(10, 12):
+        file.append(line)
+    with at_most(path.stat().st_size):
+        file.append(b"line 12\n")
+    file.close()
+    assert path.read_bytes() == b"".join(lines(0, 13))
+    assert caplog.messages == [
+        f"unisono: {path} cannot be written (File too large): lines are kept in memory until it can"
+    ]
+
+
+def test_memory_is_bounded_and_what_is_lost_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_WAITING", 30)
+    path = tmp_path / "metrics"
+    file = AppendFile(path)
+    with at_most(0):
+        for line in lines(0, 10):
+            file.append(line)
+        file.close()
+    assert path.read_bytes() == b""
+    assert caplog.messages[1] == f"unisono: 10 lines of {path} were lost: it could not be written"
+
+
+@pytest.mark.parametrize("torn", [b"", b"tor", b"x" * 200_000])
+@pytest.mark.parametrize("before", [b"", b"whole\n", b"one\n" + b"y" * 100_000 + b"\n"])
+def test_a_torn_line_is_cut_off_before_more_is_appended(
+    torn: bytes, before: bytes, tmp_path: Path
+) -> None:
+    """What a kill leaves; the next process must not write on in the same line."""
+    path = tmp_path / "metrics"
+    path.write_bytes(before + torn)
+    file = AppendFile(path)
+    file.append(b"next\n")
+    file.close()
+    assert path.read_bytes() == before + b"next\n"
+
+
+def test_a_file_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/no/log: No such file"):
+        AppendFile(tmp_path / "no" / "log")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    file = AppendFile(tmp_path / "log")
+    file.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -1,0 +1,133 @@
+"""What a resumption may change, and what a refused run leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.config import Config, load
+from unisono.coordinator.journal import FileJournal
+from unisono.coordinator.messages import Command, Join
+from unisono.data import Part, Prep
+from unisono.errors import UserError
+from unisono.fabric import learner
+from unisono.launch.coordinator_main import JOURNAL, OUTCOME, read_outcome
+from unisono.runs.directory import RunDirectory
+from unisono.training import train as training
+from unisono.training.builders import committed_examples
+from unisono.training.resumption import check_resumable
+from unisono.training.train import train
+
+SMALL = ["network.hidden=[16]", "validation.enabled=false", "threads=1"]
+
+
+def config(prep: Path, *sets: str) -> Config:
+    return load(None, [*SMALL, *sets], {"prep": str(prep)})
+
+
+@pytest.fixture(scope="module")
+def trained(prep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints."""
+    out = tmp_path_factory.mktemp("resumed") / "run"
+    summary = train(config(prep, "epochs=1"), out)
+    assert summary.examples == Prep.open(prep).frames_of(Part.TRAIN)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("optimizer=adamw", "optimizer"),
+        ("model=tdnn", "model"),
+        ("seed=1", "seed"),
+        ("minibatch=128", "minibatch"),
+        ("network.hidden=[17]", "network.hidden"),
+        ("rate.momentum=0.5", "rate.momentum"),
+        ("rate.weight_decay=0.1", "rate.weight_decay"),
+        ("strategy.name=averaging", "strategy.name"),
+        ("natural_gradient.alpha=1.0", "natural_gradient.alpha"),
+        ("recipe.gap=0.5", "recipe.gap"),
+    ],
+)
+def test_what_is_in_the_state_cannot_be_changed(
+    change: str, key: str, trained: Path, prep: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"was trained with {key} = .*; --resume cannot") as caught:
+        train(config(prep, "epochs=1", change), trained, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["epochs=2", "threads=2", "rate.start=0.2", "timeout_s=5.0", "checkpoint.keep=3",
+     "respawn=false", "validation.every=100", "strategy.name=solo"],
+)  # fmt: skip
+def test_what_is_not_can_be(change: str, trained: Path, prep: Path) -> None:
+    check_resumable(RunDirectory(trained), config(prep, "epochs=1", change))
+
+
+def test_a_run_without_checkpoints_may_change_all(prep: Path, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config(prep))
+    check_resumable(run, config(prep, "optimizer=adamw", "seed=3"))
+
+
+def test_the_last_resumption_alone_is_summed_up(trained: Path, prep: Path) -> None:
+    summary = train(config(prep, "epochs=2"), trained, resume=True)
+    frames = Prep.open(prep).frames_of(Part.TRAIN)
+    assert summary.examples == frames
+    assert summary.minibatches.committed == -(-frames // 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [("model=cnn", "there is no model 'cnn'"), ("device=cuda", "torch finds no GPU here")],
+)
+def test_a_refused_run_leaves_nothing_behind(
+    change: str, match: str, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=match):
+        train(config(prep, change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("worked", [False, True])
+def test_a_run_that_fails_is_removed_unless_it_has_trained(
+    worked: bool, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(run: RunDirectory, *_: Any) -> None:
+        run.log(0).write_text('{"trained":[[0,1]]}\n' if worked else "")
+        run.metrics.write_text("")
+        raise UserError("it failed")
+
+    monkeypatch.setattr(training, "_train_alone", fails)
+    with pytest.raises(UserError, match="it failed"):
+        train(config(prep), tmp_path / "run")
+    assert (tmp_path / "run").exists() == worked
+    earlier = RunDirectory.create(tmp_path / "earlier", config(prep))
+    with pytest.raises(UserError, match="it failed"):
+        train(config(prep), earlier.path, resume=True)
+    assert earlier.path.exists()
+
+
+def test_examples_are_counted_by_what_was_committed(prep: Path) -> None:
+    """Short minibatches at the ends of epochs included; against a count one by one."""
+    opened = Prep.open(prep)
+    frames = opened.frames_of(Part.TRAIN)
+    settings = config(prep, "minibatch=1000", "epochs=3")
+    sizes = [min(1000, frames - first) for first in range(0, frames, 1000)] * 3
+    for ranges in ([[0, len(sizes)]], [[3, 40], [41, 60]], [[len(sizes) - 1, len(sizes)]], []):
+        wanted = sum(sum(sizes[start:stop]) for start, stop in ranges)
+        assert committed_examples(settings, opened, ranges) == wanted
+
+
+def test_an_outcome_that_was_not_written_is_in_the_journal(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / JOURNAL)
+    journal.append([Command(learner(0), Join(""), 0, "session")])
+    journal.close()
+    found = read_outcome(tmp_path, 1)
+    assert (found["joined"], found["over"], found["failure"]) == (1, False, None)
+    (tmp_path / OUTCOME).write_text('{"joined": 7}')
+    assert read_outcome(tmp_path, 1) == {"joined": 7}
