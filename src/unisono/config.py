@@ -241,8 +241,10 @@ class ValidationConfig(ConfigTable):
         strict=False,
         description="who is checked: heldout speakers, or none: then they are trained on as well",
     )
-    every: Count = Field(default=0, description="examples between two checks; 0: once an epoch")
-    examples: Count = Field(default=20000, description="held-out frames a check, at most; 0: all")
+    every: Count = Field(
+        default=0, description="examples between two checks; 0: about 8 times an epoch"
+    )
+    examples: Count = Field(default=10000, description="held-out frames a check, at most; 0: all")
     enabled: bool = Field(default=True, description="check at all")
     halves: bool = Field(
         default=False,

@@ -15,6 +15,7 @@ from unisono.report.choice import Cell, judge
 from unisono.report.comparison import Comparison
 from unisono.report.comparison_page import render
 from unisono.report.outcome import read_result
+from unisono.report.time_to_target import Ceiling
 
 EVIL = "evil:<b>=1"
 
@@ -53,12 +54,13 @@ def comparison(tmp_path: Path) -> Comparison:
         choosing=["ann", "bob"],
         reporting=["cy"],
         rows=rows,
+        ceiling=Ceiling(3, 2.5, 2.4, 2.6, 100.0, 250.0),
     )
 
 
 def test_json_has_everything(comparison: Comparison, tmp_path: Path) -> None:
     whole = json.loads(comparison.to_json(tmp_path))
-    assert whole["format_version"] == 1
+    assert whole["format_version"] == 2
     assert (whole["choice_speakers"], whole["report_speakers"]) == (["ann", "bob"], ["cy"])
     solo, gossip, evil = whole["rows"]
     assert solo["minus_solo"] is None
@@ -67,6 +69,20 @@ def test_json_has_everything(comparison: Comparison, tmp_path: Path) -> None:
     assert (gossip["rate"], gossip["learning_rate"]) == (1.0, pytest.approx(0.15))
     assert gossip["at_edge"] is True
     assert gossip["pace"]["staleness"] == 1.5
+    # Solo ends at -1.9 and -2.0, gossip 0.1 below; both have a validation at 1.5 and at 2.5 s, and
+    # rise by 1 between them.
+    near, far = gossip["time_to_target"]
+    assert (near["target"], near["margin"]) == (pytest.approx(-1.97), 0.02)
+    assert near["seconds"] == [None, None]
+    assert (near["time"], near["speed_up"], near["reached"]) == (None, None, 0)
+    assert near["best"] == pytest.approx(-2.0)
+    assert far["target"] == pytest.approx(-2.05)
+    assert far["seconds"] == [pytest.approx(2.45), None]
+    (alone,) = [t for t in solo["time_to_target"] if t["margin"] == 0.1]
+    assert alone["seconds"] == [pytest.approx(2.35), pytest.approx(2.45)]
+    assert far["speed_up"]["mean"] == pytest.approx(2.35 / 2.45)
+    assert whole["ceiling"]["ratio"] == 2.5
+    assert solo["share_of_ceiling"] is None
     run = gossip["grid"][0]["runs"][1]
     assert run["run"] == "runs/gossip/0.5/1"
     assert run["best"]["logprob"] == pytest.approx(-2.15)
@@ -77,9 +93,12 @@ def test_the_table_in_the_terminal(comparison: Comparison) -> None:
     text = "\n".join(comparison.lines())
     (line,) = re.findall(r"^gossip .*$", text, flags=re.MULTILINE)
     assert "x1* 0.15" in line
+    assert line.split()[:3] == ["gossip", "never", "(-2.000)"]
+    assert "2.5 s (1 of 2)" in line
     assert "-0.1000" in line
     assert "-0.100..-0.100" in line
     assert re.search(r"^evil:<b>=1 +diverged: <i>10 steps were not finite", text, re.MULTILINE)
+    assert "Ceiling: 3 independent processes make 250.0 minibatches a second" in text
     assert "chosen on 2 held-out speakers, the figures are of 1 others" in text
     assert "at the edge of the grid (solo, gossip)" in text
     assert "gossip: learner 1 is slowest, with 0.50 of the others'" in text
@@ -96,7 +115,9 @@ def test_the_page(comparison: Comparison) -> None:
     # Every seed of both strategies that have a result; staleness of the one that has some.
     drawn = charts["Reported log-prob against time"]
     colours = [g.get("style") for g in drawn.iter("g") if "line" in g.get("class", "")]
-    assert colours == ["--c: var(--c0)"] * 2 + ["--c: var(--c1)"] * 2
+    targets, runs = colours[:2], colours[2:]
+    assert targets == ["--c: var(--grey)"] * 2
+    assert runs == ["--c: var(--c0)"] * 2 + ["--c: var(--c1)"] * 2
     stale = charts["Staleness against time"]
     assert sum(1 for path in stale.findall(".//g[@class]/path") if path.get("d")) == 2
     assert "Slowest: learner 1 with" in text

@@ -22,8 +22,14 @@ def make_compared(
     seed: int = 0,
     stale: float = 0.0,
     distance: float | None = None,
+    start_up: float = 0.0,
+    age: float = 0.0,
 ) -> Path:
-    """A finished run with a check an epoch; learner 1 computes half as fast as the others."""
+    """A finished run with a check an epoch; learner 1 computes half as fast as the others.
+
+    Its learners join after `start_up` seconds; a check is told `age` seconds after its model was
+    taken.
+    """
     flags = {"strategy.name": strategy, "learners": learners, "seed": seed, "epochs": len(scores)}
     run = RunDirectory.create(path, load(None, [], flags))
     events: list[Event] = [{"event": "joined", "time": 0.0, "learner": n} for n in range(learners)]
@@ -38,10 +44,13 @@ def make_compared(
         check |= {"global_examples": 1000 * epoch * learners, "logprob": report, "accuracy": 0.5}
         check |= {"choice_logprob": choice, "choice_accuracy": 0.4, "train_logprob": report + 0.5}
         check |= {"report_logprob": report, "report_accuracy": 0.6}
+        check |= {"age_s": age, "stalled_s": 0.01}
         events.append(check)
         if distance is not None:
             told = {"event": "round", "time": epoch + 0.6, "learner": 0, "distance": distance}
             events.append(told | {"global_examples": 1000 * epoch * learners})
+    for event in events:
+        event["time"] += start_up
     run.metrics.write_bytes(b"".join(format_event(event) for event in events))
     updates = Staleness(mean=stale, max=3, histogram={0: 1, 3: 1}) if stale else Staleness()
     run.write_summary(

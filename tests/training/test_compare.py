@@ -15,11 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from support.commands import Command, until
+from unisono.config import Config
 from unisono.data import FrameSource, Part, Prep, halve, synthesise
 from unisono.errors import UserError
 from unisono.models import build
 from unisono.report.comparison import Comparison
 from unisono.report.outcome import RunOutcome, output_of
+from unisono.report.time_to_target import Ceiling
 from unisono.runs.directory import RunDirectory
 from unisono.strategies.registry import names
 from unisono.training.compare import Compare
@@ -92,7 +94,14 @@ def compare(prep: Path, out: Path, runner: Here, **changes: Any) -> tuple[Compar
     }
     said: list[str] = []
     plan = plan_comparison(prep=prep, **(asked | changes))
-    return Compare(plan=plan, out=out, say=said.append, run_jobs=runner).run(), said
+    compared = Compare(
+        plan=plan, out=out, say=said.append, run_jobs=runner, measure_ceiling=two_times_as_fast
+    ).run()
+    return compared, said
+
+
+def two_times_as_fast(config: Config, learners: int) -> Ceiling:
+    return Ceiling(learners, 2.0, 1.9, 2.1, 100.0, 200.0)
 
 
 def test_what_a_comparison_leaves(small: Path, tmp_path: Path) -> None:
@@ -104,6 +113,9 @@ def test_what_a_comparison_leaves(small: Path, tmp_path: Path) -> None:
     assert averaging.minus_solo is not None
     assert (averaging.minus_solo.mean, averaging.minus_solo.low) == (0.0, 0.0)
     assert averaging.pace is not None and averaging.pace.rounds > 0
+    for mine, solos in zip(averaging.targets, solo.targets, strict=True):
+        assert mine.reached == solos.reached > 0
+        assert mine.best == solos.best
     assert len(said) == 8
     whole = json.loads((out / "compare.json").read_text())
     assert [row["name"] for row in whole["rows"]] == ["solo", "averaging:every=256"]
@@ -278,7 +290,7 @@ def test_a_killed_comparison_leaves_no_process_and_goes_on(
     sets = [word for each in QUICK for word in ("--set", each)]
     command = [
         "compare", small, "--strategies", "averaging", "--learners", 1, "--out", "out",
-        "--rates", "1", "--epochs", 40, *sets,
+        "--rates", "1", "--epochs", 40, "--solo-optimizers", "sgd", *sets,
     ]  # fmt: skip
     runs = tmp_path / "out" / "runs"
     solo, averaging = (runs / name / "1" / "0" for name in ("solo", "averaging"))
@@ -309,7 +321,7 @@ def test_every_strategy_can_be_compared(start: Start, small: Path, tmp_path: Pat
     sets = [word for each in QUICK for word in ("--set", each)]
     command = start(
         "compare", small, "--strategies", ",".join(others), "--learners", 2, "--out", "out",
-        "--rates", f"1,{DIVERGES}", "--epochs", 2, "--jobs", 2, *sets,
+        "--rates", f"1,{DIVERGES}", "--epochs", 2, "--jobs", 2, "--solo-optimizers", "sgd", *sets,
     )  # fmt: skip
     until(lambda: len(command.children("train")) == 2, what="two runs at a time")
     assert command.wait(1100) == 0, command.output()

@@ -32,6 +32,13 @@ def compare(
     jobs: Annotated[
         int, typer.Option(help="Runs at a time; times mean little with more than 1.", min=1)
     ] = 1,
+    solo_optimizers: Annotated[
+        str,
+        typer.Option(help="Optimizers of solo: the best of them is what the others are against."),
+    ] = "sgd,ng-sgd",
+    test: Annotated[
+        Path | None, typer.Option(help="A Kaldi data directory: decode each chosen run.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
     sets: Annotated[
         list[str] | None,
@@ -51,8 +58,15 @@ def compare(
         seeds=seeds,
         epochs=epochs,
         sets=sets or [],
+        solo_optimizers=solo_optimizers,
     )
-    comparison = training.Compare(plan=plan, out=out, say=typer.echo, at_a_time=jobs).run()
+    comparison = training.Compare(
+        plan=plan,
+        out=out,
+        say=typer.echo,
+        at_a_time=jobs,
+        test=None if test is None else test.resolve(),
+    ).run()
     for line in comparison.lines():
         typer.echo(line)
     typer.echo(f"report: {out / 'report.html'}")

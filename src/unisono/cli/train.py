@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unisono.config import ValidationChoice, load
+from unisono.fabric.local.background import process_start
 from unisono.launch.exit_codes import exit_on_error
 from unisono.launch.torchrun import Rank, train_as_rank
 from unisono.runs.summary import Summary
@@ -77,7 +78,9 @@ def train(
     file = out / "config.toml" if resume and config is None and out.exists() else config
     settings = load(file, sets or [], flags)
     if rank is None:
-        summary: Summary | None = training.train(settings, out, resume=resume)
+        summary: Summary | None = training.train(
+            settings, out, resume=resume, began=process_start()
+        )
     else:
         with exit_on_error():
             summary = train_as_rank(rank, settings, out, resume=resume)

@@ -14,7 +14,7 @@ from typing import Any
 from unisono.errors import UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
-from unisono.launch.coordinator_main import read_outcome
+from unisono.launch.coordinator_main import BEGAN, read_outcome
 from unisono.launch.exit_codes import ABANDONED
 from unisono.launch.respawn import Respawn
 from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
@@ -52,6 +52,8 @@ class Launch:
     """What each learner runs."""
     learners: int
     timeout: float = 10.0
+    began: float | None = None
+    """When the run's clock is at 0, by the monotonic clock; None: when the coordinator starts."""
     metrics: Path | None = None
     respawn: bool = True
     """Whether learners that die are replaced."""
@@ -78,6 +80,8 @@ class Launch:
         self._finished = 0
         self._lost: list[str] = []
         self._respawns = Respawn()
+        if self.began is not None:
+            (directory / BEGAN).write_text(str(self.began))
         try:
             self._start_coordinator(directory)
             self._grow(directory, self.learners)

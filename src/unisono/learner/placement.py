@@ -78,6 +78,8 @@ class SingleProcess:
     timeout: float = 60.0
     cost: float = 0.0
     sink: Callable[[dict[str, Any]], None] | None = None
+    began: float | None = None
+    """When the clock of the events is at 0, by the monotonic clock; None: when the node is made."""
     service: Service | None = field(default=None, init=False)
     _host: Host | None = field(default=None, init=False)
 
@@ -93,6 +95,7 @@ class SingleProcess:
             timeout=_NEVER_S,
             sink=self.sink,
             on_checkpoint=commit_checkpoint,
+            began=self.began,
         )
         self.service = service
         node = host.node(address)

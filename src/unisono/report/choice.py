@@ -6,13 +6,21 @@ what was chosen as the best of many on some speakers is too good there.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.report.history import History
+from unisono.report.history import History, Track
 from unisono.report.outcome import Check, Result, RunOutcome
 from unisono.report.statistics import Estimate, estimate
+from unisono.report.time_to_target import (
+    MARGINS,
+    Curve,
+    TimeToTarget,
+    read_curve,
+    time_to_target,
+)
 from unisono.runs.directory import RunDirectory
 
 
@@ -49,7 +57,7 @@ class Pace:
     """How fast the runs at the chosen rate were, means over seeds.
 
     Attributes:
-        wall_s: seconds from begin to end.
+        wall_s: seconds of training, without start-up.
         examples_per_s: of all learners.
         rounds: acts of sharing.
         bytes_sent: by all learners, for sharing.
@@ -81,8 +89,11 @@ class Row:
         grid: all rates.
         chosen: the chosen one.
         logprob, accuracy, train_logprob: at each run's best epoch, on the reported speakers.
-        minus_solo, train_minus_solo: log-prob minus solo's of the same seed.
+        minus_solo, train_minus_solo: log-prob minus that of the best solo run of the same seed.
         pace: how fast it was.
+        curves: log-prob of the reported speakers against time, a seed each.
+        targets: time to each target; none where no solo run finished.
+        word_errors: word error rate of the final models on a test set.
     """
 
     name: str
@@ -97,6 +108,14 @@ class Row:
     minus_solo: Estimate | None = None
     train_minus_solo: Estimate | None = None
     pace: Pace | None = None
+    curves: Sequence[Curve] = ()
+    targets: Sequence[TimeToTarget] = ()
+    word_errors: Estimate | None = None
+
+    @property
+    def start_up_s(self) -> float:
+        """Seconds before the training began, mean over seeds."""
+        return statistics.fmean(curve.start_up_s for curve in self.curves) if self.curves else 0.0
 
     @property
     def at_edge(self) -> bool:
@@ -107,7 +126,7 @@ class Row:
 
 
 def judge(name: str, learners: int, grid: Sequence[Cell], solo: Row | None) -> Row:
-    """Chooses a strategy's rate, and compares it with solo's (None: this is solo)."""
+    """Chooses a strategy's rate, and compares it with the best solo run (None: this is it)."""
     finished = [(mean, cell) for cell in grid if (mean := cell.choice_logprob) is not None]
     if not finished:
         bad = [r for cell in grid for r in cell.results if r.ended is not RunOutcome.FINISHED]
@@ -117,6 +136,8 @@ def judge(name: str, learners: int, grid: Sequence[Cell], solo: Row | None) -> R
     mine = chosen.checks
     theirs = [] if solo is None or solo.chosen is None else solo.chosen.checks
     pairs = list(zip(mine, theirs, strict=True)) if theirs else []
+    curves = [read_curve(result.run, result.seed, "report_logprob") for result in chosen.results]
+    alone = curves if solo is None else solo.curves
     return Row(
         name,
         learners,
@@ -131,14 +152,27 @@ def judge(name: str, learners: int, grid: Sequence[Cell], solo: Row | None) -> R
             estimate([a.train_logprob - b.train_logprob for a, b in pairs]) if pairs else None
         ),
         pace=_pace(chosen),
+        curves=curves,
+        targets=[time_to_target(curves, alone, margin) for margin in MARGINS] if alone else [],
     )
+
+
+def best_solo(rows: Sequence[Row]) -> Row | None:
+    """Of solo's rows, an optimizer each, the one that is best on the choosing speakers."""
+
+    def height(row: Row) -> float:
+        mean = None if row.chosen is None else row.chosen.choice_logprob
+        return -math.inf if mean is None else mean
+
+    best = max(rows, key=height)
+    return None if best.chosen is None else best
 
 
 def _pace(cell: Cell) -> Pace:
     summaries = [RunDirectory(result.run).read_summary() for result in cell.results]
     told = [summary for summary in summaries if summary is not None]
     stale = [summary.staleness.mean for summary in told if summary.staleness.histogram]
-    tracks = History.read(cell.results[0].run, "").tracks()
+    tracks = History.read(cell.results[0].run, "").tracks() or [Track("0")]
     slow = min(tracks, key=lambda track: track.speed)
     others = [track.speed for track in tracks if track is not slow] or [slow.speed]
     waited = sum(track.data_wait_s + track.round_wait_s for track in tracks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from unisono.errors import UserError
 from unisono.report.choice import Cell, Row
 from unisono.report.outcome import RunOutcome
 from unisono.report.statistics import LEVEL, Estimate
+from unisono.report.time_to_target import Ceiling, TimeToTarget
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIKE = 0.95
 """A learner this fast, as a share of the others' median, is as fast as they are."""
 
@@ -30,6 +32,8 @@ class Comparison:
         choosing: held-out speakers by whom rate and epoch were chosen.
         reporting: held-out speakers that the figures are of.
         rows: a strategy each, solo first.
+        best_solo: the row of the best solo run, which the others are compared with.
+        ceiling: what so many independent processes do on this machine, over one.
     """
 
     learners: int
@@ -39,6 +43,8 @@ class Comparison:
     choosing: Sequence[str]
     reporting: Sequence[str]
     rows: Sequence[Row]
+    best_solo: str = "solo"
+    ceiling: Ceiling | None = None
 
     def to_json(self, root: Path) -> str:
         """The text of compare.json; runs are named from ``root``."""
@@ -51,39 +57,89 @@ class Comparison:
             "interval": {"level": LEVEL, "method": "Student's t over seeds, paired with solo"},
             "choice_speakers": list(self.choosing),
             "report_speakers": list(self.reporting),
-            "rows": [_row(row, root) for row in self.rows],
+            "best_solo": self.best_solo,
+            "ceiling": None if self.ceiling is None else asdict(self.ceiling),
+            "rows": [_row(row, self.share_of_ceiling(row), root) for row in self.rows],
         }
         return json.dumps(whole, indent=1) + "\n"
 
+    def share_of_ceiling(self, row: Row) -> float | None:
+        """A row's speed-up to the first target as a share of the ceiling."""
+        if self.ceiling is None or row.learners == 1 or not row.targets:
+            return None
+        speed_up = row.targets[0].speed_up
+        return None if speed_up is None else speed_up.mean / self.ceiling.ratio
+
     def lines(self) -> list[str]:
         """The table, with what is needed to read it."""
-        width = max(len(row.name) for row in self.rows)
         level = f"{LEVEL:.0%}"
-        heads = f"{'rate':>13} {'held out':>9} {level:>16} {'minus solo':>11} {level:>16} "
-        heads += f"{'train':>9} {'right':>7} {'examples/s':>10} {'waiting':>8} {'staleness':>9}"
-        lines = ["", f"{'strategy':{width}} {heads}"]
-        lines += [f"{row.name:{width}} {_line(row)}" for row in self.rows]
-        return [*lines, "", *self.notes()]
+        targets = next((row.targets for row in self.rows if row.targets), ())
+        heads = ["strategy"]
+        for target in targets:
+            heads += [f"to {target.target:.3f}", "speed-up", level]
+            heads += ["of ceiling"] if target is targets[0] and self.ceiling is not None else []
+        heads += ["start-up", "rate", "held out", level, "minus solo", level, "train", "right"]
+        heads += ["examples/s", "waiting", "staleness"]
+        heads += ["word errors", level] if any(row.word_errors for row in self.rows) else []
+        cells = [self._cells(row, len(heads)) for row in self.rows]
+        return ["", *align([heads, *cells]), "", *self.notes()]
+
+    def _cells(self, row: Row, count: int) -> list[str]:
+        if row.chosen is None or row.pace is None:
+            return [row.name, f"{row.ended.value}: {row.reason}"]
+        cells = [row.name]
+        for target in row.targets:
+            cells += [time_of(target), _mean(target.speed_up, ".2f"), interval(target.speed_up, 2)]
+            if target is row.targets[0] and self.ceiling is not None:
+                share = self.share_of_ceiling(row)
+                cells.append("" if share is None else f"{share:.2f}")
+        rate = f"x{row.chosen.rate:g}{'*' if row.at_edge else ''} {row.chosen.learning_rate:.3g}"
+        stale = "" if row.pace.staleness is None else f"{row.pace.staleness:.2f}"
+        cells += [f"{row.start_up_s:.1f} s", rate]
+        cells += [_mean(row.logprob, ".4f"), interval(row.logprob)]
+        cells += [_mean(row.minus_solo, "+.4f"), interval(row.minus_solo)]
+        cells += [_mean(row.train_logprob, ".4f"), _mean(row.accuracy, ".2%")]
+        cells += [f"{row.pace.examples_per_s:,.0f}", f"{row.pace.waiting:.1%}", stale]
+        if len(cells) < count:
+            cells += [_mean(row.word_errors, ".2%"), interval(row.word_errors)]
+        return cells
 
     def notes(self) -> list[str]:
         """Sentences on how the table came about."""
         seeds = "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
         means = f"{LEVEL:.0%} intervals: Student's t, paired by seed"
         how = "no intervals with one seed" if len(self.seeds) == 1 else means
-        notes = [
+        notes = [*self._target_notes()]
+        notes += [
             f"{self.learners} learners (solo: 1), {self.epochs} epochs, {seeds}. Log-probs in "
-            f"nats a frame at each run's best epoch; {how}.",
-            f"Rate and epoch were chosen on {len(self.choosing)} held-out speakers, the figures "
-            f"are of {len(self.reporting)} others. A rate is a multiple of what the strategy's "
-            "rule gives, and the rate that this makes.",
+            f"nats a frame at each run's best validation; {how}.",
+            f"Rate and validation were chosen on {len(self.choosing)} held-out speakers, the "
+            f"figures are of {len(self.reporting)} others. A rate is a multiple of what the "
+            "strategy's rule gives, and the rate that this makes.",
         ]
         edge = [row.name for row in self.rows if row.at_edge]
         if edge:
             notes.append(f"* at the edge of the grid ({', '.join(edge)}): widen --rates.")
         for row in self.rows:
+            if row.ended is RunOutcome.DIVERGED:
+                notes.append(f"{row.name} diverged at every rate; lower --rates.")
             if row.pace is not None and row.pace.slowness < ALIKE:
                 share = f"{row.pace.slowness:.2f} of the others' examples a second of computing"
                 notes.append(f"{row.name}: learner {row.pace.slowest} is slowest, with {share}.")
+        return notes
+
+    def _target_notes(self) -> list[str]:
+        targets = next((row.targets for row in self.rows if row.targets), None)
+        if targets is None:
+            return ["No solo run finished: there is no target to measure the time to."]
+        margins = " and ".join(f"{target.margin:g}" for target in targets)
+        notes = [
+            "Time to target: seconds of training, without start-up, until the held-out log-prob "
+            f"is that of the best solo run ({self.best_solo}) at its end less {margins}; speed-ups "
+            "are over that run's time to the same log-prob. never (x): the highest log-prob was x."
+        ]
+        if self.ceiling is not None:
+            notes.append(self.ceiling.line())
         return notes
 
     def complain(self) -> None:
@@ -97,35 +153,51 @@ class Comparison:
             )
 
 
-def interval(estimate: Estimate | None) -> str:
+def interval(estimate: Estimate | None, digits: int = 3) -> str:
     """An interval for the table; nothing where there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    return f"{estimate.low:.3f}..{estimate.high:.3f}"
+    return f"{estimate.low:.{digits}f}..{estimate.high:.{digits}f}"
 
 
-def _line(row: Row) -> str:
-    if row.chosen is None or row.pace is None:
-        return f"{row.ended.value}: {row.reason}"
-    rate = f"x{row.chosen.rate:g}{'*' if row.at_edge else ''} {row.chosen.learning_rate:.3g}"
-    stale = "" if row.pace.staleness is None else f"{row.pace.staleness:.2f}"
-    return (
-        f"{rate:>13} {_mean(row.logprob, '.4f'):>9} {interval(row.logprob):>16} "
-        f"{_mean(row.minus_solo, '+.4f'):>11} {interval(row.minus_solo):>16} "
-        f"{_mean(row.train_logprob, '.4f'):>9} {_mean(row.accuracy, '.2%'):>7} "
-        f"{row.pace.examples_per_s:10,.0f} {row.pace.waiting:8.1%} {stale:>9}"
-    ).rstrip()
+def time_of(target: TimeToTarget) -> str:
+    """The time to a target for the table; where it was not reached, how far the runs got."""
+    if target.time is None:
+        return f"never ({target.best:.3f})"
+    some = len(target.seconds) - target.reached
+    missed = f" ({target.reached} of {len(target.seconds)})" if some else ""
+    return f"{target.time.mean:.1f} s{missed}"
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right.
+
+    A row of fewer cells than the first, which is the heads, ends in a sentence.
+    """
+    full = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
+    widths[0] = max(len(row[0]) for row in rows)
+    lines = []
+    for row in rows:
+        rest = row[1:] if len(row) < len(rows[0]) else map(str.rjust, row[1:], widths[1:])
+        lines.append(" ".join([row[0].ljust(widths[0]), *rest]).rstrip())
+    return lines
 
 
 def _mean(estimate: Estimate | None, form: str) -> str:
     return "" if estimate is None else format(estimate.mean, form)
 
 
-def _row(row: Row, root: Path) -> dict[str, Any]:
+def _row(row: Row, share: float | None, root: Path) -> dict[str, Any]:
     chosen = row.chosen
     return {
         "name": row.name,
         "learners": row.learners,
+        "time_to_target": [_target(target) for target in row.targets],
+        "share_of_ceiling": share,
+        "start_up_s": row.start_up_s,
+        "curves": [asdict(curve) for curve in row.curves],
+        "word_errors": _plain(row.word_errors),
         "ended": row.ended.value,
         "reason": row.reason,
         "rate": None if chosen is None else chosen.rate,
@@ -138,6 +210,16 @@ def _row(row: Row, root: Path) -> dict[str, Any]:
         "train_minus_solo": _plain(row.train_minus_solo),
         "pace": None if row.pace is None else asdict(row.pace),
         "grid": [_cell(cell, root) for cell in row.grid],
+    }
+
+
+def _target(target: TimeToTarget) -> dict[str, Any]:
+    return {
+        **asdict(target),
+        "reached": target.reached,
+        "time": _plain(target.time),
+        "speed_up": _plain(target.speed_up),
+        "best": target.best if math.isfinite(target.best) else None,
     }
 
 

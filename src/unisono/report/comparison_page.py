@@ -11,7 +11,7 @@ from unisono.report.comparison import Comparison
 from unisono.report.comparison_tables import grid_table, result_table
 from unisono.report.history import Abscissa, Curve, History, mean_curve
 from unisono.report.learners_section import learners
-from unisono.report.learning_section import ABSCISSAE, figure
+from unisono.report.learning_section import ABSCISSAE, figure, time_chart
 from unisono.report.page import bullets, charts, legend, page
 
 
@@ -29,6 +29,7 @@ def render(comparison: Comparison) -> str:
     title = f"{len(comparison.rows)} strategies compared"
     drawn = _dynamic(comparison)
     body = [f"<h1>{title}</h1>", bullets(comparison.notes()), result_table(comparison)]
+    body += _section("Time to target", comparison, _time_to_target(comparison))
     body += _section("Learning", comparison, _learning(drawn))
     body += _section("Sharing", comparison, _sharing(drawn))
     body += _section("Learning rates", comparison, [*_rates(comparison), grid_table(comparison)])
@@ -60,10 +61,29 @@ def _section(title: str, comparison: Comparison, figures: Sequence[str]) -> list
     return [f"<h2>{title}</h2>", legend(entries), charts(figures)]
 
 
+def _time_to_target(comparison: Comparison) -> list[str]:
+    """Log-prob against seconds of training, with the targets as lines across."""
+    look = Look.STRONG if len(comparison.seeds) == 1 else Look.THIN
+    lines = [
+        Line(f"{row.name}, seed {curve.seed}", [list(curve.points)], colour, look, dots=True)
+        for colour, row in enumerate(comparison.rows)
+        for curve in row.curves
+    ]
+    targets = next((row.targets for row in comparison.rows if row.targets), ())
+    heights = {f"target: solo less {target.margin:g}": target.target for target in targets}
+    return time_chart("Reported log-prob against time", lines, heights)
+
+
 def _learning(drawn: Sequence[_Drawn]) -> list[str]:
     return [
         *_figures(drawn, "Training loss", "loss (nats/frame)", _losses),
-        *_figures(drawn, "Reported log-prob", "log-prob (nats/frame)", _check("report_logprob")),
+        *_figures(
+            drawn,
+            "Reported log-prob",
+            "log-prob (nats/frame)",
+            _check("report_logprob"),
+            time=False,
+        ),
         *_figures(drawn, "Reported accuracy", "frames right", _check("report_accuracy")),
     ]
 
@@ -102,11 +122,13 @@ def _figures(
     name: str,
     y_title: str,
     curve: Callable[[History, Abscissa], Curve],
+    *,
+    time: bool = True,
 ) -> list[str]:
-    """A chart against examples and one against time."""
+    """A chart against examples, and one against time."""
     histories = [each.history for each in drawn]
     figures = []
-    for x in ABSCISSAE:
+    for x in ABSCISSAE[: 2 if time else 1]:
         lines = []
         for each in drawn:
             found = curve(each.history, x.of)

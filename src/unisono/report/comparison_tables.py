@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from unisono.report.axes import duration, short, signed
 from unisono.report.charts import colour_of
 from unisono.report.choice import Cell, Row
-from unisono.report.comparison import Comparison, interval
+from unisono.report.comparison import Comparison, time_of
 from unisono.report.outcome import RunOutcome
 from unisono.report.runs_table import known, logprob, percent, size
 from unisono.report.statistics import Estimate
 
-_HEADS = (
-    ("text", "strategy", ""),
-    ("", "learners", ""),
-    ("", "rate", "chosen"),
-    ("", "log-prob", "reported"),
-    ("", "minus solo", ""),
-    ("", "log-prob", "training"),
-    ("", "minus solo", "training"),
-    ("", "accuracy", "reported"),
-    ("", "time", ""),
-    ("", "examples/s", ""),
-    ("", "waiting", ""),
-    ("", "sent", ""),
-    ("", "staleness", "mean"),
-)
-
+Heads = list[tuple[str, str, str]]
 Cells = list[tuple[str, str]]
 
 
 def result_table(comparison: Comparison) -> str:
     """Returns the table of results."""
-    head = "".join(f'<th class="{k}">{name}<small>{more}</small></th>' for k, name, more in _HEADS)
-    rows = [_first(i, row) + _result(row) for i, row in enumerate(comparison.rows)]
+    heads = _heads(comparison)
+    head = "".join(f'<th class="{k}">{name}<small>{more}</small></th>' for k, name, more in heads)
+    rows = [
+        _first(i, row) + _result(comparison, row, len(heads))
+        for i, row in enumerate(comparison.rows)
+    ]
     return _table(head, rows)
+
+
+def _heads(comparison: Comparison) -> Heads:
+    heads: Heads = [("text", "strategy", "")]
+    for target in next((row.targets for row in comparison.rows if row.targets), ()):
+        heads += [
+            ("", "time to", f"log-prob {logprob(target.target)}"),
+            ("", "speed-up", f"solo less {target.margin:g}"),
+        ]
+    if comparison.ceiling is not None:
+        heads.append(("", "of ceiling", f"{comparison.ceiling.ratio:.2f}"))
+    heads += [
+        ("", "start-up", ""),
+        ("", "learners", ""),
+        ("", "rate", "chosen"),
+        ("", "log-prob", "reported"),
+        ("", "minus solo", ""),
+        ("", "log-prob", "training"),
+        ("", "minus solo", "training"),
+        ("", "accuracy", "reported"),
+        ("", "time", ""),
+        ("", "examples/s", ""),
+        ("", "waiting", ""),
+        ("", "sent", ""),
+        ("", "staleness", "mean"),
+    ]
+    if any(row.word_errors for row in comparison.rows):
+        heads.append(("", "word errors", "test"))
+    return heads
 
 
 def grid_table(comparison: Comparison) -> str:
@@ -55,14 +73,22 @@ def _first(colour: int, row: Row) -> Cells:
     return [("text why", swatch + escape(row.name).replace(":", ":<wbr>"))]
 
 
-def _result(row: Row) -> Cells:
+def _result(comparison: Comparison, row: Row, count: int) -> Cells:
     if row.chosen is None or row.pace is None:
         why = f"{row.ended.value}: {row.reason}"
-        rest: Cells = [("", "")] * (len(_HEADS) - 3)
-        return [("", str(row.learners)), ("text why bad", escape(why)), *rest]
+        rest: Cells = [("", "")] * (count - 2)
+        return [("text why bad", escape(why)), *rest]
     pace, edge = row.pace, " (edge)" if row.at_edge else ""
     multiple = f"<br><small>\N{MULTIPLICATION SIGN} {row.chosen.rate:g}{edge}</small>"
-    return [
+    cells: Cells = []
+    for target in row.targets:
+        never = target.time is None
+        cells.append(("bad" if never else "first", signed(escape(time_of(target)))))
+        cells.append(("first", _estimate(target.speed_up, _times)))
+    if comparison.ceiling is not None:
+        cells.append(("", known(comparison.share_of_ceiling(row), percent)))
+    cells += [
+        ("", duration(row.start_up_s)),
         ("", str(row.learners)),
         ("", f"{row.chosen.learning_rate:.3g}{multiple}"),
         ("", _estimate(row.logprob)),
@@ -76,6 +102,9 @@ def _result(row: Row) -> Cells:
         ("", size(pace.bytes_sent)),
         ("", known(pace.staleness, lambda value: f"{value:.1f}")),
     ]
+    if len(cells) < count - 1:
+        cells.append(("", _estimate(row.word_errors, percent)))
+    return cells
 
 
 def _rate(cell: Cell, chosen: bool) -> tuple[str, str]:
@@ -88,10 +117,17 @@ def _rate(cell: Cell, chosen: bool) -> tuple[str, str]:
     return "bad", f'<span title="{tip}">{bad[0].ended.value}{many}</span>'
 
 
-def _estimate(estimate: Estimate | None) -> str:
+def _estimate(estimate: Estimate | None, write: Callable[[float], str] = logprob) -> str:
     if estimate is None:
         return "\N{EN DASH}"
-    return f"{logprob(estimate.mean)}<br><small>{signed(interval(estimate))}</small>"
+    if estimate.low is None or estimate.high is None:
+        return write(estimate.mean)
+    between = f"{write(estimate.low)} to {write(estimate.high)}"
+    return f"{write(estimate.mean)}<br><small>{between}</small>"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}\N{MULTIPLICATION SIGN}"
 
 
 def _table(head: str, rows: Sequence[Cells]) -> str:

@@ -71,9 +71,15 @@ class History:
     def read(cls, path: Path, name: str) -> History:
         """Reads a run, finished or not."""
         run = RunDirectory.open(path)
-        events = _data_seen(_one_clock(run.read_metrics()))
+        events = _data_seen(_when_taken(_one_clock(run.read_metrics())))
         decoded = read_decoded(path)
         return cls(name, run.read_config(), run.read_summary(), events, decoded)
+
+    @property
+    def start_up_s(self) -> float:
+        """Seconds until the last of the first learners had joined."""
+        first = self.named("joined")[: self.config.first_learners]
+        return max((event["time"] for event in first), default=0.0)
 
     def without_start_up(self) -> History:
         """Returns the run with its clock at 0 when the last of its first learners had joined.
@@ -82,8 +88,8 @@ class History:
         than one. Of a run in one piece; what happened before is at 0, and that the first learners
         joined is no news.
         """
+        begun = self.start_up_s
         first = self.named("joined")[: self.config.first_learners]
-        begun = max((event["time"] for event in first), default=0.0)
         known = {id(event) for event in first}
         later = [event for event in self.events if id(event) not in known]
         shifted = [{**event, "time": max(0.0, event["time"] - begun)} for event in later]
@@ -239,6 +245,14 @@ def _one_clock(events: list[Event]) -> list[Event]:
         last = max(last, time)
         shifted.append({**event, "time": time})
     return shifted
+
+
+def _when_taken(events: list[Event]) -> list[Event]:
+    """Puts validations, which are told when they are scored, where their model was taken."""
+    return sorted(
+        ({**e, "time": e["time"] - (number(e, "age_s") or 0.0)} for e in events),
+        key=lambda e: e["time"],
+    )
 
 
 def _data_seen(events: list[Event]) -> list[Event]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from unisono.report.axes import Quantity, make_axis
 from unisono.report.charts import COLOURS, Line, Look, colour_of, line_chart
-from unisono.report.history import Abscissa, History, by_examples, by_time, mean_curve, thin
+from unisono.report.history import (
+    Abscissa,
+    History,
+    Point,
+    by_examples,
+    by_time,
+    mean_curve,
+    thin,
+)
 from unisono.report.page import charts, legend
 
 
@@ -83,6 +91,43 @@ def figure(
     # With several runs nobody could tell whose learner a mark means; each run shows its own below.
     marks = histories[0].marks() if len(histories) == 1 and x.of is by_time else []
     return [line_chart(f"{name} against {x.name}", across, up, lines, marks)]
+
+
+def time_chart(title: str, lines: Sequence[Line], targets: Mapping[str, float]) -> list[str]:
+    """Draws log-prob against seconds of training, and levels across it, by name.
+
+    The axis begins a little below the levels, or early points would leave them no room.
+    """
+    points = [point for line in lines for piece in line.curve for point in piece]
+    if not points:
+        return []
+    end = max(point[0] for point in points)
+    levels = list(targets.values())
+    top = max([point[1] for point in points] + levels)
+    low = min([point[1] for point in points] + levels)
+    if levels:
+        low = max(low, min(levels) - 4 * max(top - min(levels), 0.1))
+    x = make_axis("training time", [end], Quantity.TIME, zero=True, snug=True, most=8)
+    y = make_axis("log-prob (nats/frame)", [low, top], Quantity.NUMBER)
+    drawn = [replace(line, curve=[_above(piece, y.low) for piece in line.curve]) for line in lines]
+    across = [
+        Line(name, [[(0.0, level), (end, level)]], None, Look.DASHED)
+        for name, level in targets.items()
+    ]
+    return [line_chart(title, x, y, [*across, *drawn])]
+
+
+def _above(piece: Sequence[Point], floor: float) -> list[Point]:
+    """The part of a line that is above a level; it begins where the line crosses it."""
+    kept: list[Point] = []
+    for before, after in zip([None, *piece], piece, strict=False):
+        if after[1] < floor:
+            continue
+        if before is not None and before[1] < floor:
+            share = (floor - before[1]) / (after[1] - before[1])
+            kept.append((before[0] + share * (after[0] - before[0]), floor))
+        kept.append(after)
+    return kept
 
 
 def _legend(histories: Sequence[History]) -> str:

@@ -30,7 +30,7 @@ class Check:
         choice_logprob: on the speakers that settings are chosen by.
         logprob: on the speakers that are reported.
         accuracy: on the speakers that are reported, 0 to 1.
-        train_logprob: on training frames.
+        train_logprob: on training frames, at the end of the epoch in which the check was made.
     """
 
     epoch: float
@@ -82,14 +82,19 @@ def _checks(history: History) -> list[Check]:
     """The checks that are finite, in order. The last of a finished run is at its end."""
     events = history.named("validation")
     whole = max((number(event, "global_examples") or 0.0 for event in events), default=0.0)
-    keys = ("choice_logprob", "report_logprob", "report_accuracy", "train_logprob")
+    keys = ("choice_logprob", "report_logprob", "report_accuracy")
     checks = []
-    for event in events:
+    train: float | None = None
+    for event in reversed(events):
         seen = number(event, "global_examples")
+        told = number(event, "train_logprob")
+        train = train if told is None else told
         values = [value for value in (number(event, key) for key in keys) if value is not None]
-        if seen is not None and len(values) == len(keys):
-            checks.append(Check(history.config.epochs * seen / whole, *values))
-    return checks
+        if seen is not None and train is not None and len(values) == len(keys):
+            choice, report, accuracy = values
+            epoch = history.config.epochs * seen / whole
+            checks.append(Check(epoch, choice, report, accuracy, train))
+    return checks[::-1]
 
 
 def _ended(run: RunDirectory) -> RunOutcome:

@@ -99,7 +99,9 @@ class Summary(_Part):
         seed: seed of parameters and order.
         epochs: passes over the data that were asked for.
         examples: of the minibatches that were committed since the run was begun or last resumed.
-        wall_s: seconds from begin to end.
+        start_up_s: seconds until the last of the first learners had joined.
+        wall_s: seconds from then to the end of training.
+        validation_stalled_s: seconds of it that learners stood still for validation, summed.
         examples_per_s: `examples / wall_s`.
         data_wait_s: seconds that learners waited for data, summed over learners.
         train_logprob: of the training frames, at the end.
@@ -126,7 +128,9 @@ class Summary(_Part):
     seed: int
     epochs: int
     examples: int
+    start_up_s: float = 0.0
     wall_s: float
+    validation_stalled_s: float = 0.0
     examples_per_s: float
     data_wait_s: float
     train_logprob: Known

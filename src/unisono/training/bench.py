@@ -7,16 +7,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unisono.config import Config, dump
 from unisono.data import synthesise
 from unisono.errors import UserError
+from unisono.report.time_to_target import Ceiling
 from unisono.training.contenders import CONTENDERS
 
 _CEILING = {"solo": "bare", "bare": "bare"}
+CEILING_SECONDS = 2.0
+CEILING_TURNS = 5
+
+Samples = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,21 @@ class BenchRow:
     """The slowest process' steps as a share of the mean: a way that waits cannot be faster."""
     rounds_per_s: float
     megabytes_per_s: float
+    ended: str = ""
+    """Why there are no figures: in each turn it gave up, for this reason."""
+    turns_lost: int = 0
+    """Turns in which it gave up; the figures are of the others."""
+
+    def line(self) -> str:
+        """A line of the table."""
+        if self.ended:
+            return f"{self.name:16} {self.ended}"
+        low, high = self.interval
+        return (
+            f"{self.name:16} {self.steps_per_s:9.1f} {self.ratio:7.3f} "
+            f"{f'{low:.3f}..{high:.3f}':>15} {self.slowest:8.3f} {self.rounds_per_s:9.2f} "
+            f"{self.megabytes_per_s:8.1f}"
+        )
 
 
 @dataclass(kw_only=True)
@@ -40,7 +61,8 @@ class Bench:
     A ratio is taken inside each turn, against ``independent`` (``solo``: against ``bare``), and the
     median over the turns is reported with the interval that holds the middle 90 percent of them.
     ``slowest`` of ``independent`` is the ceiling of every way that waits: with it the cores of a
-    machine that are not equally fast are told from the cost of sharing.
+    machine that are not equally fast are told from the cost of sharing. A way that diverges has no
+    figures of that turn, and the others go on.
     """
 
     learners: int
@@ -49,6 +71,7 @@ class Bench:
     turns: int
     json: Path | None
     say: Callable[[str], None]
+    config: Config = field(default_factory=lambda: Config(threads=1))
 
     def run(self) -> list[str]:
         """The table as lines."""
@@ -60,38 +83,14 @@ class Bench:
         head = f"{'':16} {'steps/s':>9} {'ratio':>7} {'90% interval':>15} {'slowest':>8} "
         head += f"{'rounds/s':>9} {'MB/s':>8}"
         lines = [f"{self.learners} learners, learner 0 slowed {self.slow:g}x", head]
+        lines += [row.line() for row in rows]
         for row in rows:
-            low, high = row.interval
-            lines.append(
-                f"{row.name:16} {row.steps_per_s:9.1f} {row.ratio:7.3f} "
-                f"{f'{low:.3f}..{high:.3f}':>15} {row.slowest:8.3f} {row.rounds_per_s:9.2f} "
-                f"{row.megabytes_per_s:8.1f}"
-            )
+            if row.turns_lost:
+                lines.append(f"{row.name} gave up in {row.turns_lost} of {self.turns} turns.")
         return lines
 
     def rows(self) -> list[BenchRow]:
         """Runs the processes, and reduces what they measured."""
-        samples = self._measure()
-        rows = []
-        for way in CONTENDERS:
-            ceiling = samples[_CEILING.get(way.name, "independent")]
-            mine = samples[way.name]
-            pairs = zip(mine, ceiling, strict=True)
-            ratios = sorted(m["steps"] / max(c["steps"], 1e-9) for m, c in pairs)
-            rows.append(
-                BenchRow(
-                    way.name,
-                    statistics.median(m["steps"] for m in mine),
-                    statistics.median(ratios),
-                    _middle(ratios),
-                    1.0 if way.alone else statistics.median(m["slowest"] for m in mine),
-                    statistics.median(m["rounds"] for m in mine) / self.learners,
-                    statistics.median(m["bytes"] for m in mine) / 1e6,
-                )
-            )
-        return rows
-
-    def _measure(self) -> dict[str, list[dict[str, Any]]]:
         with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
             prep = Path(folder) / "prep"
             synthesise(
@@ -104,24 +103,104 @@ class Bench:
                 seed=0,
                 noise=1.0,
             )
-            processes = [self._start(prep, Path(folder) / "store", n) for n in range(self.learners)]
-            samples: dict[str, list[dict[str, Any]]] = {way.name: [] for way in CONTENDERS}
-            assert processes[0].stdout is not None
-            for line in processes[0].stdout:
-                sample = json.loads(line)
-                samples[sample["name"]].append(sample)
-                if sample["turn"] == 0:
-                    self.say(f"  {sample['name']:16} {sample['steps']:9.1f} steps/s (turn 1)")
-            if any([process.wait() for process in processes]):
-                raise UserError("a process of the bench failed; its message is above")
-        return samples
+            config = self.config.model_copy(update={"prep": str(prep)})
+            names = [way.name for way in CONTENDERS]
+            samples = measure(
+                config, names, self.learners, self.slow, self.seconds, self.turns, self.say
+            )
+        return [self._row(way.name, way.alone, samples) for way in CONTENDERS]
 
-    def _start(self, prep: Path, store: Path, number: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "unisono.training.bench_worker", str(prep), str(store)]
-        command += [str(number), str(self.learners), str(self.slow), str(self.seconds)]
-        command += [str(self.turns)]
-        out = subprocess.PIPE if number == 0 else None
-        return subprocess.Popen(command, stdout=out, text=True)
+    def _row(self, name: str, alone: bool, samples: Samples) -> BenchRow:
+        ceiling = samples[_CEILING.get(name, "independent")]
+        pairs = [(m, c) for m, c in zip(samples[name], ceiling, strict=True) if not m["ended"]]
+        lost = len(ceiling) - len(pairs)
+        if not pairs:
+            return BenchRow(
+                name, 0.0, 0.0, (0.0, 0.0), 0.0, 0.0, 0.0, samples[name][0]["ended"], lost
+            )
+        ratios = sorted(m["steps"] / max(c["steps"], 1e-9) for m, c in pairs)
+        mine = [m for m, _ in pairs]
+        return BenchRow(
+            name,
+            statistics.median(m["steps"] for m in mine),
+            statistics.median(ratios),
+            _middle(ratios),
+            1.0 if alone else statistics.median(m["slowest"] for m in mine),
+            statistics.median(m["rounds"] for m in mine) / self.learners,
+            statistics.median(m["bytes"] for m in mine) / 1e6,
+            turns_lost=lost,
+        )
+
+
+def measure(
+    config: Config,
+    names: Sequence[str],
+    learners: int,
+    slow: float,
+    seconds: float,
+    turns: int,
+    say: Callable[[str], None],
+) -> Samples:
+    """Times ways in turns, all in each; returns what was measured, by name and turn.
+
+    Args:
+        config: model, data, minibatch and optimizer.
+        names: of ``CONTENDERS``.
+        learners: processes.
+        slow: how many times as much the first process computes a step.
+        seconds: that each way is timed in a turn.
+        turns: how many.
+        say: takes lines that tell how it goes.
+
+    Raises:
+        UserError: a process ended with an error.
+    """
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(dump(config))
+        command = [sys.executable, "-m", "unisono.training.bench_worker", str(file)]
+        command.append(str(Path(folder) / "store"))
+        rest = [str(learners), str(slow), str(seconds), str(turns), *names]
+        processes = []
+        for number in range(learners):
+            out = subprocess.PIPE if number == 0 else None
+            mine = [*command, str(number), *rest]
+            processes.append(subprocess.Popen(mine, stdout=out, text=True))
+        samples: Samples = {name: [] for name in names}
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
+            sample = json.loads(line)
+            samples[sample["name"]].append(sample)
+            if sample["ended"]:
+                say(f"  {sample['name']:16} gave up in turn {sample['turn'] + 1}")
+            elif sample["turn"] == 0:
+                say(f"  {sample['name']:16} {sample['steps']:9.1f} steps/s (turn 1)")
+        if any([process.wait() for process in processes]):
+            raise UserError("a process of the bench failed; its message is above")
+    return samples
+
+
+def measure_ceiling(config: Config, learners: int) -> Ceiling:
+    """What ``learners`` independent processes do over one alone, in minibatches a second.
+
+    Both are timed in turns, so that a machine that becomes slower does so for both. They compute
+    with the threads that a run of so many learners, and one of one, would have.
+    """
+    names = ["bare", "independent"]
+    quiet: Callable[[str], None] = lambda line: None  # noqa: E731
+    samples = measure(config, names, learners, 1.0, CEILING_SECONDS, CEILING_TURNS, quiet)
+    alone = [sample["steps"] for sample in samples["bare"]]
+    together = [sample["steps"] for sample in samples["independent"]]
+    ratios = sorted(t / max(a, 1e-9) for a, t in zip(alone, together, strict=True))
+    low, high = _middle(ratios)
+    return Ceiling(
+        learners,
+        statistics.median(ratios),
+        low,
+        high,
+        statistics.median(alone),
+        statistics.median(together),
+    )
 
 
 def _middle(values: list[float]) -> tuple[float, float]:

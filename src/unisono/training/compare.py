@@ -7,23 +7,28 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unisono.config import Config
 from unisono.data import Part, Prep, halve
 from unisono.errors import UserError
-from unisono.report.choice import Cell, Row, judge
+from unisono.report.choice import Cell, Row, best_solo, judge
 from unisono.report.comparison import Comparison
 from unisono.report.comparison_page import render
 from unisono.report.outcome import Result, RunOutcome, read_result
+from unisono.report.statistics import estimate
+from unisono.report.time_to_target import Ceiling
 from unisono.runs.directory import write_atomically
-from unisono.training.compare_jobs import run_jobs
-from unisono.training.compare_variants import ComparisonRun, Plan
+from unisono.training.bench import measure_ceiling
+from unisono.training.compare_jobs import decode_run, run_jobs
+from unisono.training.compare_variants import BASELINE, ComparisonRun, Plan, Variant
 from unisono.training.rates import rate_factor
 from unisono.training.train import check
 
 PLAN = "plan.json"
+CEILING = "ceiling.json"
 
 
 @dataclass(kw_only=True)
@@ -40,9 +45,12 @@ class Compare:
     say: Callable[[str], None]
     at_a_time: int = 1
     """Runs under way together; with more than one, wall-clock tells little."""
+    test: Path | None = None
+    """A Kaldi data directory to decode with each chosen run."""
     run_jobs: Callable[[Sequence[ComparisonRun], int], Generator[ComparisonRun, None, None]] = (
         run_jobs
     )
+    measure_ceiling: Callable[[Config, int], Ceiling] = measure_ceiling
 
     def run(self) -> Comparison:
         """Everything: runs, compare.json, report.html.
@@ -54,16 +62,22 @@ class Compare:
         for job in jobs:
             check(job.config)
         choosing, reporting = self._speakers()
+        learners = self.plan.base.learner_range[1]
         with self._directory():
-            results = self._results(jobs)
+            ceiling = self._ceiling(learners)
+            rows, best = self._rows(self._results(jobs))
+            if self.test is not None:
+                rows = [self._decoded(row, self.test) for row in rows]
             comparison = Comparison(
-                learners=self.plan.base.learner_range[1],
+                learners=learners,
                 epochs=self.plan.base.epochs,
                 seeds=self.plan.seeds,
                 rates=self.plan.rates,
                 choosing=sorted(choosing),
                 reporting=sorted(reporting),
-                rows=self._rows(results),
+                rows=rows,
+                best_solo=best,
+                ceiling=ceiling,
             )
             write_atomically(self.out / "compare.json", comparison.to_json(self.out).encode())
             write_atomically(self.out / "report.html", render(comparison).encode())
@@ -149,16 +163,58 @@ class Compare:
             value = f"log-prob {best.choice_logprob:.4f} on the choosing speakers"
             self.say(f"{name}: {value}, best after {best.epoch:g} epochs{done}")
 
-    def _rows(self, results: dict[Path, Result]) -> list[Row]:
-        rows: list[Row] = []
-        for variant in self.plan.variants:
-            cells = []
-            for rate in self.plan.rates:
-                jobs = [self.plan.job(self.out, variant, rate, seed) for seed in self.plan.seeds]
-                config = jobs[0].config
-                factor = rate_factor(config)
-                runs = [results[job.path] for job in jobs]
-                cells.append(Cell(rate, config.start_rate * factor, runs))
-            learners = config.learner_range[1]
-            rows.append(judge(variant.name, learners, cells, rows[0] if rows else None))
-        return rows
+    def _ceiling(self, learners: int) -> Ceiling | None:
+        """What so many independent processes do over one; measured once in this directory."""
+        if learners == 1:
+            return None
+        file = self.out / CEILING
+        if file.exists():
+            return Ceiling(**json.loads(file.read_text()))
+        ceiling = self.measure_ceiling(self.plan.base, learners)
+        write_atomically(file, json.dumps(asdict(ceiling)).encode())
+        self.say(ceiling.line())
+        return ceiling
+
+    def _rows(self, results: dict[Path, Result]) -> tuple[list[Row], str]:
+        """All rows, and the name of the best solo one, which the others are compared with."""
+        grids = {variant: self._grid(variant, results) for variant in self.plan.variants}
+        learners = {
+            variant: self.plan.job(
+                self.out, variant, self.plan.rates[0], self.plan.seeds[0]
+            ).config.learner_range[1]
+            for variant in grids
+        }
+        alone = [
+            judge(variant.name, 1, grid, None)
+            for variant, grid in grids.items()
+            if variant.strategy == BASELINE
+        ]
+        best = best_solo(alone)
+        rows = [
+            best
+            if best is not None and variant.name == best.name
+            else judge(variant.name, learners[variant], grid, best or alone[0])
+            for variant, grid in grids.items()
+        ]
+        return rows, (best or alone[0]).name
+
+    def _grid(self, variant: Variant, results: dict[Path, Result]) -> list[Cell]:
+        cells = []
+        for rate in self.plan.rates:
+            jobs = [self.plan.job(self.out, variant, rate, seed) for seed in self.plan.seeds]
+            config = jobs[0].config
+            learning_rate = config.start_rate * rate_factor(config)
+            cells.append(Cell(rate, learning_rate, [results[job.path] for job in jobs]))
+        return cells
+
+    def _decoded(self, row: Row, test: Path) -> Row:
+        """A row with the word errors of its chosen runs."""
+        rates = []
+        for result in row.chosen.results if row.chosen is not None else ():
+            rate = decode_run(result.run, test)
+            if rate is None:
+                self.say(f"{row.name}, seed {result.seed}: not decoded; see {result.run}/logs")
+                return row
+            self.say(f"{row.name}, seed {result.seed}: {rate:.2%} word errors")
+            rates.append(rate)
+        return replace(row, word_errors=estimate(rates)) if rates else row

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 from unisono.errors import UserError
 from unisono.fabric.local.child_processes import ChildProcesses
@@ -12,6 +14,7 @@ from unisono.report.outcome import output_of
 from unisono.runs.directory import RunDirectory
 from unisono.training.compare_variants import ComparisonRun
 
+SCORE = "score.json"
 GRACE_S = 5.0
 """Seconds that a run has to end when the comparison is interrupted."""
 
@@ -40,6 +43,28 @@ def run_jobs(jobs: Sequence[ComparisonRun], at_a_time: int) -> Generator[Compari
                 yield job
     finally:
         children.stop(GRACE_S)
+
+
+def decode_run(path: Path, data: Path) -> float | None:
+    """The word error rate of a run on a test set; what is decoded already is read.
+
+    None where it could not be decoded or scored; why is in the run's ``logs/decode.txt``.
+    """
+    out = path / "test"
+    if not (out / SCORE).is_file():
+        if out.exists():
+            shutil.rmtree(out)
+        children = ChildProcesses()
+        command = [sys.executable, "-m", "unisono", "decode", str(path), str(data)]
+        try:
+            children.start("decode", [*command, "--out", str(out)], {}, path / "logs/decode.txt")
+            children.wait()
+        finally:
+            children.stop(GRACE_S)
+    try:
+        return float(json.loads((out / SCORE).read_text())["wer"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _begin(children: ChildProcesses, job: ComparisonRun) -> None:

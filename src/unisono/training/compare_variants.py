@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.config import Config, ValidationChoice, load
+from unisono.config import Config, OptimizerChoice, ValidationChoice, default_rate, load
 from unisono.errors import UserError
 
 BASELINE = "solo"
+OPTIMIZER = "optimizer"
 _OPTION = re.compile(r"[A-Za-z_][\w.]*=[\w.+-]+")
 
 
@@ -30,6 +31,12 @@ class Variant:
     def options(self) -> list[str]:
         """Its options, ``key=value``."""
         return self.name.split(":")[1:]
+
+    @property
+    def optimizer(self) -> str:
+        """Its own optimizer, the option ``optimizer``; empty: that of all."""
+        named = [o.partition("=")[2] for o in self.options if o.startswith(f"{OPTIMIZER}=")]
+        return named[-1] if named else ""
 
     @property
     def folder(self) -> str:
@@ -55,7 +62,7 @@ class Plan:
     Attributes:
         base: the configuration that all share, with the start rate that ``rates`` multiply.
         sets: the ``--set`` texts that made it.
-        variants: solo first.
+        variants: solo first, with each of its optimizers.
         rates: multiples of the start rate.
         seeds: from the base's own seed on.
     """
@@ -80,24 +87,33 @@ class Plan:
         rate at that limit would be the limit again.
         """
         alone = variant.strategy == BASELINE
+        optimizer = self._optimizer(variant)
+        own = optimizer is not self.base.optimizer
+        start = default_rate(optimizer) if own else self.base.start_rate
         sets = [
             *self.sets,
+            f"optimizer={optimizer.value}",
             f"strategy.name={variant.strategy}",
             f"learners={1 if alone else self.base.learners}",
             f"epochs={self.base.epochs}",
             f"seed={seed}",
-            f"rate.start={rate * self.base.start_rate!r}",
+            f"rate.start={rate * start!r}",
             f"rate.most={rate * self.base.rate.most!r}",
             "validation.halves=true",
-            *(f"strategy.{option}" for option in variant.options),
+            *(f"strategy.{o}" for o in variant.options if not o.startswith(f"{OPTIMIZER}=")),
         ]
         config = load(None, sets, {"prep": self.base.prep})
         path = out / "runs" / variant.folder / f"{rate:g}" / str(seed)
         return ComparisonRun(variant, rate, seed, config, path)
 
+    def _optimizer(self, variant: Variant) -> OptimizerChoice:
+        if not variant.optimizer:
+            return self.base.optimizer
+        return load(None, [f"optimizer={variant.optimizer}"], {}).optimizer
 
-def read_variants(text: str) -> list[Variant]:
-    """Reads ``a,b:key=value,c``; solo is put first, said or not.
+
+def read_variants(text: str, solo_optimizers: Sequence[str] = ()) -> list[Variant]:
+    """Reads ``a,b:key=value,c``; solo is put first, said or not, and with each optimizer.
 
     Raises:
         UserError: nothing is named, something is named twice, or an option is not key=value.
@@ -114,7 +130,10 @@ def read_variants(text: str) -> list[Variant]:
                     f"--strategies: {option!r} of {name!r} is not an option; options are "
                     "key=value after a colon each, as in averaging:sharding=dynamic:every=4096"
                 )
-    return [Variant(BASELINE), *(Variant(name) for name in names if name != BASELINE)]
+    solos = [BASELINE, *(f"{BASELINE}:{OPTIMIZER}={each}" for each in solo_optimizers)]
+    solos += [name for name in names if name.partition(":")[0] == BASELINE]
+    others = [name for name in names if name not in solos]
+    return [Variant(name) for name in dict.fromkeys([*solos, *others])]
 
 
 def read_rates(text: str) -> list[float]:
@@ -146,6 +165,7 @@ def plan_comparison(
     seeds: int,
     epochs: int | None,
     sets: Sequence[str],
+    solo_optimizers: str = "",
 ) -> Plan:
     """Reads what a user asks for.
 
@@ -163,10 +183,12 @@ def plan_comparison(
         raise UserError("--set validation.enabled=false: without checks nothing can be compared")
     if base.validation.on is ValidationChoice.NONE:
         raise UserError("--set validation.on=none: without checks nothing can be compared")
+    others = [name.strip() for name in solo_optimizers.split(",") if name.strip()]
+    others = [name for name in others if name != base.optimizer.value]
     return Plan(
         base=base,
         sets=list(sets),
-        variants=read_variants(strategies),
+        variants=read_variants(strategies, others),
         rates=read_rates(rates),
         seeds=range(base.seed, base.seed + seeds),
     )

@@ -100,11 +100,11 @@ def _next(out: Path, program: str) -> list[str]:
 
 def _curve(run: RunDirectory) -> list[str]:
     """The curve as bars, for a terminal."""
-    points = [
+    points = sorted(
         (e["global_examples"], e["logprob"])
         for e in run.read_metrics()
         if e["event"] == "validation"
-    ]
+    )
     low = min(value for _, value in points)
     high = max(value for _, value in points)
     span = max(high - low, 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from unisono.config import Config
 from unisono.data import Part, Prep
 from unisono.errors import UserError
 from unisono.fabric.limits import require_files
+from unisono.fabric.local.background import now
 from unisono.launch.coordinator_main import Events, outcome_of
 from unisono.launch.learner_job import Training
 from unisono.launch.local import Launch, Outcome
@@ -23,6 +25,7 @@ from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import LinkTraffic, Minibatches, Slowest, Staleness, Summary
+from unisono.strategies.base import describe
 from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
@@ -32,8 +35,13 @@ from unisono.training.resumption import check_resumable
 from unisono.training.worker import Worker, choose_device
 
 
-def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
+def train(
+    config: Config, out: Path, *, resume: bool = False, began: float | None = None
+) -> Summary:
     """Trains; writes everything that a run holds.
+
+    ``began`` is when the run's clock is at 0, by the monotonic clock; by default now. On a cluster
+    it is when the coordinator has started.
 
     Raises:
         UserError: bad input, or a run that failed.
@@ -42,9 +50,11 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Summary:
     if config.cluster:
         run, outcome = _train_on_cluster(config, out, resume)
     else:
+        began = now() if began is None else began
         train_here = _train_alone if config.learner_range[1] == 1 else _train_together
         with made(out, config, resume=resume) as run:
-            outcome = train_here(run, config, resume)
+            _note_start(run, config, now() - began)
+            outcome = train_here(run, config, resume, began)
     return conclude(run, config, outcome)
 
 
@@ -107,9 +117,17 @@ def check(config: Config) -> None:
         )
 
 
-def _train_alone(run: RunDirectory, config: Config, resume: bool) -> dict[str, Any]:
+def _note_start(run: RunDirectory, config: Config, time: float) -> None:
+    """The first event of a run, and of each resumption, whose clock begins at 0 again."""
+    strategy = make(config.strategy_name, config.strategy_options)
+    lines = describe(strategy, config.first_learners)
+    with contextlib.closing(Events(run.metrics)) as events:
+        events({"event": "start", "time": time, "learner": None, "lines": lines})
+
+
+def _train_alone(run: RunDirectory, config: Config, resume: bool, began: float) -> dict[str, Any]:
     events = Events(run.metrics)
-    placement = SingleProcess(sink=events, timeout=config.timeout_s)
+    placement = SingleProcess(sink=events, timeout=config.timeout_s, began=began)
     try:
         with at_placement(placement):
             Worker(run, resume=resume).run()
@@ -119,12 +137,15 @@ def _train_alone(run: RunDirectory, config: Config, resume: bool) -> dict[str, A
     return outcome_of(placement.service.state)
 
 
-def _train_together(run: RunDirectory, config: Config, resume: bool) -> dict[str, Any]:
+def _train_together(
+    run: RunDirectory, config: Config, resume: bool, began: float
+) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     outcome = Launch(
         command=command + (["--resume"] if resume else []),
         learners=config.first_learners,
         timeout=config.timeout_s,
+        began=began,
         metrics=run.metrics,
         respawn=config.respawn,
         threads=config.threads_per_learner(os.cpu_count() or 1),
@@ -144,6 +165,7 @@ def _train_on_cluster(
             config = config.model_copy(update={"threads": cores_for(nodes, least, gpus)})
         fingerprint = Prep.open(Path(config.prep)).fingerprint
         with made(out.resolve(), config, resume=resume) as run:
+            _note_start(run, config, 0.0)
             outcome = ClusterRun(
                 ray=ray,
                 work=Training(str(run.path), resume, config.prep, fingerprint),
@@ -174,9 +196,11 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     examples = committed_examples(config, open_data(config), outcome["newly_committed"])
     left = [e for e in events if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
-    last = checks[-1] if checks else {}
-    begun = [e["time"] for e in events if e["event"] == "joined"][: config.first_learners]
-    wall = max((e["time"] for e in left), default=0.0) - max(begun, default=0.0)
+    # Scores are told when they are done: the last one told need not be of the last model.
+    last = max(checks, key=lambda e: e["global_examples"], default={})
+    joined = [e["time"] for e in events if e["event"] == "joined"][: config.first_learners]
+    start_up = max(joined, default=0.0)
+    wall = max((e["time"] for e in left), default=0.0) - start_up
     rounds = [e for e in events if e["event"] == "round"]
     links = [
         LinkTraffic(sender=f"learner {e['learner']}", **link)
@@ -191,7 +215,9 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         seed=config.seed,
         epochs=config.epochs,
         examples=examples,
+        start_up_s=start_up,
         wall_s=wall,
+        validation_stalled_s=sum(e.get("stalled_s", 0.0) for e in checks),
         examples_per_s=examples / wall if wall else 0.0,
         data_wait_s=sum(e["data_wait_s"] for e in left),
         train_logprob=last.get("train_logprob"),

@@ -27,7 +27,8 @@ from unisono.training.builders import examples_in, open_data, shape_of, source_o
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
 from unisono.training.kaldi.recipe import KaldiRecipe, decay_of
 from unisono.training.rates import folds_momentum, make_schedule
-from unisono.training.validation import HALVES, halves, merge, sample, score, score_groups
+from unisono.training.validation import sample, score_groups
+from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
 
 STATISTICS = 50
 """Minibatches that batch norm's statistics are estimated from."""
@@ -89,11 +90,13 @@ class Worker:
         self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
         checks = self._config.validation
-        self._heldout = self._source(Part.HELDOUT) if checks.wanted else None
-        self._apart = checks.halves
-        if self._heldout is not None:
-            everyone = np.zeros(len(self._heldout), dtype=np.int64)
-            self._groups = halves(self._heldout) if self._apart else everyone
+        self._validator: Validator | None = None
+        if checks.wanted:
+            copy = build(self._config.model, seed=self._config.seed, **self._shape)
+            self._heldout = self._source(Part.HELDOUT)
+            self._validator = Validator(
+                self._config, copy.to(self._device), self._heldout, self._train, beside
+            )
         torch.manual_seed(self._config.seed)
         self._schedule = make_schedule(self._config)
 
@@ -112,7 +115,9 @@ class Worker:
             ask=self._run.write_wanted,
         )
         strategy = rules.strategy(strategy_of(config))
-        every = examples_in(config, config.validation.every) or len(self._train)
+        epoch = len(self._train)
+        asked = examples_in(config, config.validation.every)
+        every = asked or max(1, epoch // TIMES_AN_EPOCH)
         with Learner(
             self._model,
             optimizer,
@@ -135,10 +140,14 @@ class Worker:
                     rules.note(loss, len(logits))
                     learner.step(loss)
                 rules.end(learner)
-                due = learner.every(examples=every) and learner.progress < 1
-                if self._heldout is not None and due:
-                    self._validate(learner)
+                epoch_ends = learner.every(examples=epoch)
+                due = learner.every(examples=every) or (epoch_ends and not asked)
+                if self._validator is not None:
+                    train = epoch_ends or every >= epoch
+                    self._validate(learner, self._validator, due and learner.progress < 1, train)
             self._end(learner, rules)
+            if self._validator is not None:
+                self._validator.close()
 
     def _source(self, part: Part) -> FrameSource | ChunkSource:
         device = self._device if self._fits(part) else None
@@ -161,37 +170,22 @@ class Worker:
         for line in lines:
             print(line, flush=True)
 
-    def _validate(self, learner: Learner) -> None:
-        with learner.consensus() as model:
-            self._score(learner, model)
+    def _validate(self, learner: Learner, validator: Validator, due: bool, train: bool) -> None:
+        """Tells of the validation that is done, and begins the one that is due."""
+        skip = not (train or self._config.validation.every)
+        can_start = due and validator.can_start(skip=skip)
+        if validator.ready:
+            self._tell(learner, validator.take())
+        if can_start:
+            with learner.consensus() as model:
+                validator.start(model, learner.progress, train=train)
 
-    def _score(self, learner: Learner, model: nn.Module) -> None:
-        """Scores a model, and tells it."""
-        assert self._heldout is not None
-        asked = examples_in(self._config, self._config.validation.examples)
-        examples = min(asked or len(self._heldout), len(self._heldout))
-        parts = score_groups(model, self._heldout, self._groups, examples, self._device)
-        train = score(model, self._train, examples, self._device)
-        heldout = merge(parts)
-        apart: dict[str, float] = {}
-        for name, half in zip(HALVES, parts, strict=True) if self._apart else ():
-            apart |= {f"{name}_logprob": half.logprob, f"{name}_accuracy": half.accuracy}
-        seen = int(learner.progress * self._config.epochs * len(self._train))
-        learner.event(
-            "validation",
-            global_examples=seen,
-            logprob=heldout.logprob,
-            accuracy=heldout.accuracy,
-            train_logprob=train.logprob,
-            train_accuracy=train.accuracy,
-            **apart,
-        )
-        print(
-            f"{100 * learner.progress:5.1f}%  held out: log-prob {heldout.logprob:.4f}, "
-            f"accuracy {100 * heldout.accuracy:.2f}%; "
-            f"train: log-prob {train.logprob:.4f}, accuracy {100 * train.accuracy:.2f}%",
-            flush=True,
-        )
+    def _tell(self, learner: Learner, validation: Validation | None) -> None:
+        if validation is None:
+            return
+        seen = int(validation.progress * self._config.epochs * len(self._train))
+        learner.event("validation", global_examples=seen, **validation.event())
+        print(validation.line(), flush=True)
 
     def _end(self, learner: Learner, rules: KaldiRecipe) -> None:
         totals = {
@@ -203,12 +197,14 @@ class Worker:
             "rounds": learner.rounds,
         }
         learner.event("left", **totals)
+        if self._validator is not None:
+            self._tell(learner, self._validator.take())
         if learner.is_leader:
             with learner.consensus() as model:
                 if rules.states:
                     self._combine(learner, model, rules)
-                if self._heldout is not None:
-                    self._score(learner, model)
+                if self._validator is not None:
+                    self._tell(learner, self._validator.score_now(model))
                 tensors = {name: t.contiguous() for name, t in model.state_dict().items()}
                 write_atomically(self._run.model, save(tensors))
             description = {
@@ -223,8 +219,9 @@ class Worker:
     def _combine(self, learner: Learner, model: nn.Module, rules: KaldiRecipe) -> None:
         """The last rounds' models become one, by its log-prob on the held-out frames."""
         examples = examples_in(self._config, self._config.validation.examples)
-        source = self._train if self._heldout is None else self._heldout
-        group = np.zeros(len(source), dtype=np.int64) if self._heldout is None else self._groups
+        validator = self._validator
+        source = self._train if validator is None else self._heldout
+        group = np.zeros(len(source), dtype=np.int64) if validator is None else validator.groups
 
         def judge() -> float:
             return score_groups(model, source, group, examples, self._device)[0].logprob
