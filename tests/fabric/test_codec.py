@@ -42,8 +42,9 @@ PORTS: list[TypedPort[Any]] = [
     sync_rounds.PORT,
     sync_rounds.RESULTS,
 ]
-ALL = sorted({k for port in PORTS for k in port.kinds.values()}, key=lambda k: k.__qualname__)
-ALL.append(messages.Command)
+WIRE = {kind for port in PORTS for kind in port.kinds.values()}
+INSIDE = {messages.Command, *typing.get_args(messages.Operation), *typing.get_args(messages.Answer)}
+ALL = sorted(WIRE | INSIDE, key=lambda kind: kind.__qualname__)
 ADDRESSES = st.builds(
     Address, st.sampled_from(["learner", "coordinator"]), *[st.integers(0, 9)] * 3
 )

@@ -108,8 +108,9 @@ class Rejoiner:
             cause, text = Cause.EXCEPTION, "".join(traceback.format_exception(error))
         try:
             self.session.client.tell(Failed(cause, text[-_LONGEST_TRACEBACK:]))
-            # Until it is in the journal: the coordinator may live in this very process.
-            self.session.client.call(Sync(), "session")
+            if self._placement.learners == 1:
+                # The coordinator may end with this very process: not before it has noted it.
+                self.session.client.call(Sync(), "session")
         except Cancelled:
             return
 
