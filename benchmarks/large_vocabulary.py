@@ -52,12 +52,12 @@ def make_text(words: int, sentences: int, random: np.random.Generator) -> list[t
     shares /= shares.sum()
     text = []
     for _ in range(sentences):
-        dynamic = random.choice(words, size=int(random.integers(4, 16)), p=shares)
-        follow = random.random(len(dynamic)) < 0.5
-        for n in range(1, len(dynamic)):
+        numbers = random.choice(words, size=int(random.integers(4, 16)), p=shares)
+        follow = random.random(len(numbers)) < 0.5
+        for n in range(1, len(numbers)):
             if follow[n]:
-                dynamic[n] = (7 * dynamic[n - 1] + int(random.integers(3))) % words
-        text.append(tuple(f"w{n}" for n in dynamic))
+                numbers[n] = (7 * numbers[n - 1] + int(random.integers(3))) % words
+        text.append(tuple(f"w{n}" for n in numbers))
     return text
 
 
@@ -86,9 +86,9 @@ def make_loglikes(
 ) -> np.ndarray:
     """Log-likelihoods along a path through some words, between silences."""
     numbers = {phone: n for n, phone in enumerate(made.topology.phones)}
-    said = [0, *(numbers[p] for w in words for p in made.lexicon.entries[w][0]), 0]
+    phones = [0, *(numbers[p] for w in words for p in made.lexicon.entries[w][0]), 0]
     path: list[int] = []
-    for left, phone, right in zip([0, *said], said, [*said[1:], 0], strict=False):
+    for left, phone, right in zip([0, *phones], phones, [*phones[1:], 0], strict=False):
         for state in made.tying.states_of(left, phone, right):
             path += [state] * int(random.integers(1, 5))
     loglikes = random.normal(0, _NOISE, (len(path), made.tying.states)).astype(np.float32)
@@ -121,21 +121,21 @@ def main() -> None:
     )
     before = time.process_time()
     wall = time.perf_counter()
-    machine = build_graph(made)
+    graph = build_graph(made)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"graph: {len(machine.final)} states, {len(machine.source)} arcs; "
+        f"graph: {len(graph.final)} states, {len(graph.source)} arcs; "
         f"{time.perf_counter() - wall:.1f} s ({time.process_time() - before:.1f} s of one core), "
         f"{memory:.2f} GiB at most",
         flush=True,
     )
     sentences = [text[n] for n in random.choice(len(text), options.utterances, replace=False)]
-    with Decoder(machine, made.words, 1) as decoder:
+    with Decoder(graph, made.words, 1) as decoder:
         for gain in map(float, options.gains.split(",")):
             loglikes = [make_loglikes(words, made, gain, random) for words in sentences]
-            decoder.decode(loglikes[:1], _SCALE, 0.0)  # reads the graph
+            list(decoder.decode(loglikes[:1], _SCALE, 0.0))  # reads the graph
             before = time.process_time()
-            found = decoder.decode(loglikes, _SCALE, 0.0)
+            found = list(decoder.decode(loglikes, _SCALE, 0.0))
             spent = time.process_time() - before
             audio = _SHIFT_S * sum(map(len, loglikes))
             errors = sum(count_errors(a, b).total for a, b in zip(sentences, found, strict=True))

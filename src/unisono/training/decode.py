@@ -22,7 +22,7 @@ from unisono.speech.decoding.assets import DecodingAssets
 from unisono.speech.decoding.decoder import BEAM, MAX_ACTIVE, Decoder, Words
 from unisono.speech.decoding.progress import DecodingProgress
 from unisono.speech.decoding.scoring import Score, score
-from unisono.speech.decoding.tuning import DEFAULT_SCALE, GMM_SCALE, TunedSettings, tune
+from unisono.speech.decoding.tuning import TunedSettings, tune
 from unisono.speech.dependencies import import_package
 from unisono.speech.features.extraction import (
     extract_features,
@@ -217,8 +217,7 @@ def _tune(
     unknown = scorer.assets.lexicon.unknown_word
     references = [tuple("" if w == unknown else w for w in words) for words in tuning_set.words]
     with Decoder(build_graph(graph_inputs), graph_inputs.words, options.processes) as decoder:
-        start = DEFAULT_SCALE if scorer.name == "network" else GMM_SCALE
-        settings = tune(decoder, scorer.score_tuning_set(), references, log, start=start)
+        settings = tune(decoder, scorer.score_tuning_set(), references, log)
         cpu_s = decoder.worker_cpu_s
     log(
         f"{_described(settings)}: {settings.errors} errors in {settings.words} words of held-out "

@@ -22,9 +22,11 @@ Words = tuple[str, ...]
 
 BEAM = 15.0
 """The beam of the search for the best path."""
-MAX_ACTIVE = 7000
+MAX_ACTIVE = 3000
 """The states that this search keeps in a frame, at most."""
-LATTICE_BEAM = 8.0
+_LATTICE_SEARCH_BEAM = 11.0
+"""The beam of the search for lattices, at an acoustic scale of 0.1."""
+_LATTICE_BEAM = 6.0
 """Paths that cost this much more than the best one are kept in lattices."""
 
 
@@ -57,7 +59,9 @@ def _search(graphs: dict[Path, Any], task: _Task) -> list[int]:
         graphs[task.graph] = kaldifst.StdVectorFst.read(str(task.graph))
     scores = decoder.DecodableCtc(np.ascontiguousarray(task.loglikes * np.float32(task.scale)))
     if task.lattice is not None:
-        config = decoder.LatticeSimpleDecoderConfig(beam=BEAM, lattice_beam=LATTICE_BEAM)
+        config = decoder.LatticeSimpleDecoderConfig(
+            beam=_lattice_search_beam(task.scale), lattice_beam=_LATTICE_BEAM
+        )
         search = decoder.LatticeSimpleDecoder(graphs[task.graph], config)
         search.decode(scores)
         search.get_raw_lattice()[1].write(str(task.lattice))
@@ -68,6 +72,15 @@ def _search(graphs: dict[Path, Any], task: _Task) -> list[int]:
     search.decode(scores)
     found, best = search.get_best_path()
     return list(kaldifst.get_linear_symbol_sequence(best)[2]) if found else []
+
+
+def _lattice_search_beam(scale: float) -> float:
+    """The beam of the search for lattices.
+
+    kaldi-decoder's search for lattices has no limit on active states. The smaller the scale, the
+    closer the scores, and the more states a beam keeps: so it narrows with the scale.
+    """
+    return float(min(BEAM, _LATTICE_SEARCH_BEAM * np.sqrt(scale / 0.1)))
 
 
 def _rescore(_: dict[Path, Any], task: _Rescoring) -> list[int]:

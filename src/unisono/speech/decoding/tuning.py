@@ -12,9 +12,7 @@ from unisono.speech.decoding.progress import DecodingProgress
 from unisono.speech.decoding.scoring import count_errors
 
 DEFAULT_SCALE = 0.1
-"""Where nothing is tuned, and where tuning of a network starts."""
-GMM_SCALE = 0.05
-"""Where tuning of GMMs starts: their frames are less independent."""
+"""Where tuning starts, and what is used where nothing is tuned."""
 _STEPS_AN_OCTAVE = 3
 _PENALTY_STEP = 0.5
 _MAX_STEPS = 15
@@ -69,8 +67,6 @@ def tune(
     loglikes: Sequence[Frames],
     references: Sequence[Words],
     log: Callable[[str], None],
-    *,
-    start: float = DEFAULT_SCALE,
 ) -> TunedSettings:
     """Finds the scale and the penalty with the fewest word errors.
 
@@ -84,13 +80,10 @@ def tune(
         loglikes: Log-likelihoods of the utterances, frames x states each.
         references: Their transcripts.
         log: Receives progress lines.
-        start: The scale to begin with, near one of the grid.
     """
     known: dict[Point, int] = {}
     lattices: list[Path] = []
-    made_at = best = min(
-        ((k, 0) for k in range(-_MAX_STEPS, _MAX_STEPS + 1)), key=lambda p: abs(_scale(p) - start)
-    )
+    made_at = best = (0, 0)
 
     def errors(point: Point) -> tuple[int, int, int]:
         if point not in known:
