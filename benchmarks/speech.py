@@ -3,7 +3,7 @@
     python benchmarks/speech.py CORPUS --out DIR [--folds 5 | --folds 0] [--seeds 3] [--jobs N]
 
 CORPUS holds `train` and `test`, Kaldi data directories, and `lexicon.txt`. All speakers of both are
-static into folds (`--folds 0`: each speaker is a fold); every system is prepared and trained on the
+dealt into folds (`--folds 0`: each speaker is a fold); every system is prepared and trained on the
 others and decodes the fold, with scale and word insertion penalty tuned on speakers held out of the
 training part. The table has the error rate of all speakers, and of those of `train` alone: systems
 may be chosen by the latter, since it says nothing of the test speakers. Intervals are 95% of error
@@ -44,7 +44,7 @@ from unisono.training.train import train
 
 _REPLICATIONS = 2000
 GIVEN = -1
-"""The fold that is the given sharding into train and test."""
+"""The fold that is the given division into train and test."""
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ def rate(counts: Sequence[tuple[int, int]]) -> float:
 def interval(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """95% of the rates when speakers are drawn again; errors may be differences of errors."""
     table = np.array(counts, dtype=np.float64)
-    dynamic = np.random.default_rng(0).integers(len(table), size=(_REPLICATIONS, len(table)))
-    sums = table[dynamic].sum(1)
+    chosen_rows = np.random.default_rng(0).integers(len(table), size=(_REPLICATIONS, len(table)))
+    sums = table[chosen_rows].sum(1)
     low, high = np.percentile(100 * sums[:, 0] / np.maximum(sums[:, 1], 1), [2.5, 97.5])
     return float(low), float(high)
 
@@ -257,7 +257,7 @@ def merged(results: Sequence[Result], system: str) -> dict[str, tuple[int, int]]
 
 
 def table(results: Sequence[Result], trained: frozenset[str]) -> list[str]:
-    """The systems, the best first, and the seeds on the given sharding."""
+    """The systems, the best first, and the seeds on the given division."""
     lines = []
     for system in SYSTEMS:
         own = merged(results, system)

@@ -1,4 +1,4 @@
-"""FeatureType and alignments out as archives, and in again."""
+"""Features and alignments out as archives, and in again."""
 
 from __future__ import annotations
 
