@@ -126,7 +126,7 @@ def draw_packages() -> str:
         ("coordinator", "leases, membership, sync rounds, journal, checkpoints"),
         ("pool", "leases over the positions of the corpus"),
         ("fabric", "send, receive, spawn, compute: simulated/, local/, network/"),
-        ("config · errors", ""),
+        ("config · errors · files", ""),
     ]
     height = 46
     drawing = Drawing(760, 40 + len(rows) * (height + 8) + 12, "Packages of unisono")

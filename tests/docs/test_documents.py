@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import typer.main
+from pydantic import BaseModel
 
 from unisono.cli.main import app
-from unisono.config import load
+from unisono.config import Config, load
 from unisono.errors import UserError
 from unisono.strategies.registry import make, names
 
@@ -81,3 +82,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith(("http", "#")):
             assert (page.parent / target.split("#")[0]).exists(), f"{page}: {target}"
+
+
+_TABLES = {
+    name: set(type(table).model_fields)
+    for name in Config.model_fields
+    if isinstance(table := getattr(Config(), name), BaseModel)
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_by_name)
+def test_keys_in_the_text_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # names keys as they were
+    text = page.read_text(encoding="utf-8")
+    for table, key in re.findall(rf"`({'|'.join(_TABLES)})\.([a-z_]+)", text):
+        assert key in _TABLES[table], f"{page}: {table}.{key}"
