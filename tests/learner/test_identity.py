@@ -37,8 +37,8 @@ STRATEGIES = {
     "gossip-fixed": unisono.GossipFixed(every=2 * BATCH),
     "gossip-random": unisono.GossipRandom(every=2 * BATCH),
     "delay": "delay-by-one",
-    "server": unisono.Server(push_every=1, overlap=False),
-    "server-1": unisono.Server(push_every=1, overlap=False, shards=1),
+    "server": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False),
+    "server-1": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False, shards=1),
 }
 EPOCHS = 3
 
@@ -87,6 +87,17 @@ def test_one_learner_is_a_plain_loop(
     assert torch.equal(got["end"], plain)
     assert (got["rounds"] > 0) == (name != "solo")
     assert ran.counts.committed == ran.counts.leased == 39
+
+
+@pytest.mark.parametrize("push_every", [1, 4])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_learner_that_pushes_changes_is_a_plain_loop_up_to_rounding(
+    overlap: bool, push_every: int, plain: torch.Tensor
+) -> None:
+    got: dict[str, Any] = {}
+    strategy = unisono.Server(push_every=push_every, overlap=overlap)
+    simulated(lambda: learner_loop(strategy, got), learners=1)
+    torch.testing.assert_close(got["end"], plain, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -70,9 +70,11 @@ def test_every_strategy_links_its_paper_and_says_who_waits(name: str) -> None:
     assert "object at" not in "".join(lines)
 
 
-def test_the_server_folds_momentum_into_its_rate() -> None:
-    assert make("server").momentum is Momentum.FOLDED
-    assert make("averaging").momentum is Momentum.LOCAL
+def test_a_server_of_gradients_folds_momentum_into_its_rate() -> None:
+    gradients, changes = make("server", {"push": "gradient"}), make("server")
+    assert gradients.momentum is Momentum.FOLDED
+    assert changes.momentum is make("averaging").momentum is Momentum.LOCAL
+    assert changes.rate_factor(8) == 8.0 > gradients.rate_factor(8)
 
 
 def test_an_option_for_code_alone_is_no_option_of_a_configuration() -> None:

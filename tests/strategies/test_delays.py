@@ -13,7 +13,7 @@ import torch
 
 from unisono.fabric import Address
 from unisono.fabric.simulated.kernel import SimulatedNetwork
-from unisono.strategies import AllReduce, DelayByOne, Server
+from unisono.strategies import AllReduce, DelayByOne, PushKind, Server
 from unisono.strategies.engines.pushes import Push
 from unisono.strategies.engines.server_worker import ServerParticipant
 from unisono.testing.ledger import Kind
@@ -65,7 +65,7 @@ def end(
 
 
 def served() -> Server:
-    return Server(push_every=1, overlap=False, shards=1)
+    return Server(push=PushKind.GRADIENT, push_every=1, overlap=False, shards=1)
 
 
 @pytest.mark.parametrize("learners", [1, 2, 3, 5])
@@ -92,7 +92,7 @@ def test_the_staleness_of_equal_learners(
         complete(self, push)
 
     monkeypatch.setattr(ServerParticipant, "_complete", noted)
-    strategy = Server(push_every=push_every, overlap=overlap)
+    strategy = Server(push=PushKind.GRADIENT, push_every=push_every, overlap=overlap)
     ToyCluster(strategy=strategy, learners=learners, total=30 * learners * push_every).run()
     expected = strategy.staleness(learners)
     assert set(seen[2 * learners : -2 * learners]) == {expected}
@@ -112,5 +112,5 @@ def test_the_limits_of_the_static_ones(learners: int) -> None:
 def test_the_factor_of_the_rule_is_the_limit_s() -> None:
     for learners in (1, 2, 4, 9):
         delay = learners - 1
-        factor = Server(push_every=3, overlap=False).rate_factor(learners)
+        factor = Server(push=PushKind.GRADIENT, push_every=3, overlap=False).rate_factor(learners)
         assert factor == pytest.approx(math.sin(math.pi / (2 * (2 * delay + 1))))

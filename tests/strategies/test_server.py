@@ -12,16 +12,18 @@ import torch
 from unisono.errors import UserError
 from unisono.fabric import TensorVector, learner
 from unisono.learner.replica import LearnerReplica
-from unisono.strategies import AveragedServer, Server
+from unisono.strategies import AveragedServer, PushKind, Server, Solo
 from unisono.strategies.engines.server_worker import ServerParticipant
 from unisono.strategies.engines.shard_store import ShardStore
 from unisono.strategies.engines.shards import Copy, Shard, bounds, holder, runs
 from unisono.testing.faults import Fault, Join, Kill
-from unisono.testing.losses import Targets
+from unisono.testing.ledger import Kind
+from unisono.testing.losses import OneTarget, Targets
 from unisono.testing.properties import Promises, check_commits, check_schedules
 from unisono.testing.simulated import ToyCluster
 from unisono.testing.toy import ToyUpdater
 
+GRADIENT = PushKind.GRADIENT
 MEMBERS = [learner(n) for n in range(5)]
 
 
@@ -85,7 +87,11 @@ def test_sharded_is_unsharded(learners: int, shards: int) -> None:
     """With learners of different speed, so that pushes come in the same order everywhere."""
     slowness = {1: 1.7}
     whole, cut = (
-        consensus(Server(push_every=1, overlap=False, shards=s), learners, slowness=slowness)
+        consensus(
+            Server(push=GRADIENT, push_every=1, overlap=False, shards=s),
+            learners,
+            slowness=slowness,
+        )
         for s in (1, shards)
     )
     np.testing.assert_allclose(cut, whole, atol=1e-12)
@@ -93,10 +99,10 @@ def test_sharded_is_unsharded(learners: int, shards: int) -> None:
 
 def test_averaging_changes_nothing_of_the_training() -> None:
     """The mean is never fed back; begun at the end, it is the last iterate."""
-    plain = consensus(Server(push_every=1, overlap=False), 2, slowness={1: 1.7})
-    late = AveragedServer(push_every=1, overlap=False, average_from=1.0)
+    plain = consensus(Server(push=GRADIENT, push_every=1, overlap=False), 2, slowness={1: 1.7})
+    late = AveragedServer(push=GRADIENT, push_every=1, overlap=False, average_from=1.0)
     np.testing.assert_array_equal(consensus(late, 2, slowness={1: 1.7}), plain)
-    early = AveragedServer(push_every=1, overlap=False, average_from=0.0)
+    early = AveragedServer(push=GRADIENT, push_every=1, overlap=False, average_from=0.0)
     assert np.abs(consensus(early, 2, slowness={1: 1.7}) - plain).max() > 0.01
 
 
@@ -104,7 +110,11 @@ def test_several_minibatches_are_one_larger_one() -> None:
     """One learner, m minibatches a push: the weighted mean of gradients at the same point."""
     loss = Targets(dimension=4, distance=2.0)
     run = ToyCluster(
-        strategy=Server(push_every=3, overlap=False), learners=1, total=9, loss=loss, rate=0.1
+        strategy=Server(push=GRADIENT, push_every=3, overlap=False),
+        learners=1,
+        total=9,
+        loss=loss,
+        rate=0.1,
     ).run()
     x = np.zeros(4)
     for first in (0, 3, 6):
@@ -114,9 +124,51 @@ def test_several_minibatches_are_one_larger_one() -> None:
     np.testing.assert_allclose(run.survivors[0].consensus, x, atol=1e-12)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("learners", [1, 2, 3])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_model_is_the_start_and_a_share_of_every_local_step(
+    shards: int, learners: int, overlap: bool
+) -> None:
+    """x = x_0 + (sum of all steps of all learners) / L, whatever was stale or overlapped."""
+    run = ToyCluster(
+        strategy=Server(push_every=3, overlap=overlap, shards=shards),
+        learners=learners,
+        total=31,
+        loss=Targets(dimension=23, distance=5.0),
+        slowness={1: 1.7},
+    ).run()
+    entries = [entry for result in run.results for entry in result.ledger.entries]
+    steps = [entry.vector for entry in entries if entry.kind is Kind.STEP]
+    assert len(steps) == 31
+    expected = np.sum(steps, axis=0) / learners
+    np.testing.assert_allclose(run.survivors[0].consensus, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_learner_that_pushes_changes_is_solo(overlap: bool) -> None:
+    solo = consensus(Solo(), 1)
+    for push_every in (1, 4):
+        changes = Server(push_every=push_every, overlap=overlap)
+        np.testing.assert_allclose(consensus(changes, 1), solo, atol=1e-12)
+
+
+def test_local_steps_continue_from_the_pulled_model() -> None:
+    """Three learners on equal data move as one: each pulls what the others have pushed."""
+    run = ToyCluster(
+        strategy=Server(push_every=2, overlap=False),
+        learners=3,
+        total=120,
+        loss=OneTarget(),
+        rate=0.3,
+    ).run()
+    final = run.survivors[0].consensus
+    np.testing.assert_allclose(final, OneTarget().load(0).numpy(), atol=1e-3)
+
+
 def test_what_is_too_late_is_dropped_and_trained_again() -> None:
     run = ToyCluster(
-        strategy=Server(push_every=1, overlap=False, bound=2),
+        strategy=Server(push=GRADIENT, push_every=1, overlap=False, bound=2),
         learners=3,
         total=40,
         slowness={2: 6.0},
@@ -144,7 +196,7 @@ def test_what_is_pushed_is_applied_or_dropped(monkeypatch: pytest.MonkeyPatch) -
     count(ServerParticipant, "_on_dropped", "dropped")
     count(ToyUpdater, "step", "applied")
     run = ToyCluster(
-        strategy=Server(push_every=1, overlap=False, bound=2, shards=1),
+        strategy=Server(push=GRADIENT, push_every=1, overlap=False, bound=2, shards=1),
         learners=3,
         total=60,
         slowness={0: 5.0},
@@ -156,7 +208,7 @@ def test_what_is_pushed_is_applied_or_dropped(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_bound_that_would_drop_everything_is_refused() -> None:
     cluster = ToyCluster(
-        strategy=Server(push_every=1, overlap=False, bound=1), learners=3, total=30
+        strategy=Server(push=GRADIENT, push_every=1, overlap=False, bound=1), learners=3, total=30
     )
     with pytest.raises(UserError, match="a staleness bound of 1 would drop every push: with 3"):
         cluster.run()
@@ -165,7 +217,7 @@ def test_a_bound_that_would_drop_everything_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"push_every": 0}, "push_every"),
+        ({"push_every": -1}, "push_every"),
         ({"shards": 0}, "shards"),
         ({"bound": -1}, "bound"),
         ({"warm_start": 1.0}, "warm_start"),
@@ -177,7 +229,7 @@ def test_bad_settings_are_refused(options: dict[str, Any], what: str) -> None:
 
 
 def test_one_learner_trains_the_warm_start_by_itself() -> None:
-    strategy = Server(push_every=1, shards=2, warm_start=0.4)
+    strategy = Server(push=GRADIENT, push_every=1, shards=2, warm_start=0.4)
     run = ToyCluster(strategy=strategy, learners=3, total=50).run()
     by = {position: r.address.number for r in run.results for position in r.steps}
     assert {by[position] for position in range(20)} == {0}
@@ -187,7 +239,10 @@ def test_one_learner_trains_the_warm_start_by_itself() -> None:
 def test_a_dead_holder_s_shards_go_on_from_what_others_pulled() -> None:
     """The rest go on; the model that they end with has their own steps from before the death."""
     run = ToyCluster(
-        strategy=Server(push_every=1, shards=3), learners=3, total=60, faults=[Kill(6.3, 0)]
+        strategy=Server(push=GRADIENT, push_every=1, shards=3),
+        learners=3,
+        total=60,
+        faults=[Kill(6.3, 0)],
     ).run()
     assert [r.address.number for r in run.survivors] == [1, 2]
     assert run.state.pool.over
@@ -198,7 +253,9 @@ def test_committing_what_only_its_learner_has_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(ShardStore, "survives", lambda self, versions: True)
     promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
     with pytest.raises(AssertionError, match="by the steps of 0 learners"):
-        check_schedules(lambda: Server(push_every=2, shards=1), range(120), promises=promises)
+        check_schedules(
+            lambda: Server(push=GRADIENT, push_every=2, shards=1), range(120), promises=promises
+        )
 
 
 def test_silence_about_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +263,17 @@ def test_silence_about_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ShardStore, "work_of", lambda self, gone: [])
     promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
     with pytest.raises(AssertionError, match="by the steps of 2 learners"):
-        check_schedules(lambda: Server(push_every=2, shards=1), range(400), promises=promises)
+        check_schedules(
+            lambda: Server(push=GRADIENT, push_every=2, shards=1), range(400), promises=promises
+        )
 
 
 def test_it_commits_with_any_number_of_shards() -> None:
     promises = Promises(plain=False, keeps_mean=False, mixes=False)
     for shards in (1, 5, 40):
-        check_commits(lambda s=shards: Server(push_every=2, shards=s), 3, promises=promises)
+        check_commits(
+            lambda s=shards: Server(push=GRADIENT, push_every=2, shards=s), 3, promises=promises
+        )
 
 
 def restored(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[dict[str, Any]]:
@@ -224,7 +285,7 @@ def restored(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[dict[
             told.append(fields)
 
     monkeypatch.setattr(LearnerReplica, "event", event)
-    strategy = Server(push_every=1, shards=3)
+    strategy = Server(push=GRADIENT, push_every=1, shards=3)
     run = ToyCluster(strategy=strategy, learners=3, total=60, faults=faults).run()
     assert run.state.pool.over
     return told

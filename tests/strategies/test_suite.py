@@ -17,6 +17,7 @@ from unisono.strategies import (
     GossipFixed,
     GossipRandom,
     Nesterov,
+    PushKind,
     Server,
     Sharding,
     SlowMo,
@@ -27,6 +28,7 @@ from unisono.testing import Promises, check_strategy
 from unisono.testing.properties import check_commits, check_schedules
 
 Make = Callable[[], Strategy]
+GRADIENT = PushKind.GRADIENT
 PLAIN = Promises()
 MOMENTUM = Promises(plain=False, keeps_mean=False, follows=False)
 LOOKING_AHEAD = Promises(plain=False, keeps_mean=False, follows=False, ends_equal=False)
@@ -81,11 +83,19 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "delay-by-one": (DelayByOne, PLAIN, 60),
     "gossip-fixed": (lambda: GossipFixed(every=8), PAIRS, 120),
     "gossip-random": (lambda: GossipRandom(every=4), PAIRS, 120),
-    "server-waiting": (lambda: Server(push_every=1, overlap=False, shards=1), ONE_SHARD, 120),
     "server": (lambda: Server(push_every=2, shards=1), OVERLAPPING, 120),
+    "server-waiting": (lambda: Server(push_every=2, overlap=False, shards=1), OVERLAPPING, 60),
     "server-sharded": (lambda: Server(push_every=1, shards=3), SHARDED, 90),
     "server-bound": (lambda: Server(push_every=1, shards=2, bound=11), SHARDED, 60),
     "server-warm": (lambda: Server(push_every=1, shards=2, warm_start=0.3), SHARDED, 60),
+    "server-gradient": (lambda: Server(push=GRADIENT, push_every=2, shards=1), OVERLAPPING, 120),
+    "server-gradient-waiting": (
+        lambda: Server(push=GRADIENT, overlap=False, shards=1),
+        ONE_SHARD,
+        120,
+    ),
+    "server-gradient-sharded": (lambda: Server(push=GRADIENT, shards=3), SHARDED, 90),
+    "server-gradient-bound": (lambda: Server(push=GRADIENT, shards=2, bound=11), SHARDED, 60),
     "averaged-server": (lambda: AveragedServer(push_every=1, shards=2), AVERAGED, 60),
 }
 LONG = 500
@@ -125,10 +135,10 @@ def test_looking_ahead_does_not_end_at_the_consensus() -> None:
 
 def test_work_of_the_dead_is_noted_until_the_coordinator_knows() -> None:
     """The holder of a shard is cut off between telling of a dead learner's push and being heard."""
-    make, promises, _ = STRATEGIES["server-waiting"]
+    make, promises, _ = STRATEGIES["server-gradient-waiting"]
     check_schedules(make, [1380], promises=promises)
 
 
 def test_a_dropped_push_is_trained_again() -> None:
-    make, promises, _ = STRATEGIES["server-bound"]
+    make, promises, _ = STRATEGIES["server-gradient-bound"]
     check_schedules(make, [657], promises=promises)

@@ -13,6 +13,7 @@ from unisono.strategies import (
     DelayByOne,
     GossipFixed,
     GossipRandom,
+    PushKind,
     Server,
     Sharding,
 )
@@ -28,7 +29,7 @@ STRATEGIES = {
     "gossip-random": GossipRandom(every=8),
     "delay": DelayByOne(),
     "server": Server(push_every=2, shards=2),
-    "server-waiting": Server(push_every=1, overlap=False, shards=1),
+    "server-waiting": Server(push=PushKind.GRADIENT, overlap=False, shards=1),
 }
 LOSES_AFTER = {"gossip-fixed": 2, "gossip-random": 2, "server": 1, "server-waiting": 2}
 """Deaths from which on work may be lost with the dead."""

@@ -23,6 +23,7 @@ from unisono.strategies import (
     DelayByOne,
     GossipFixed,
     GossipRandom,
+    PushKind,
     Server,
     Sharding,
     Solo,
@@ -42,7 +43,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "gossip-random": lambda: GossipRandom(every=8),
     "delay": DelayByOne,
     "server": lambda: Server(push_every=2, shards=3),
-    "server-waiting": lambda: Server(push_every=1, overlap=False, shards=2),
+    "server-waiting": lambda: Server(push=PushKind.GRADIENT, overlap=False, shards=2),
     "averaged-server": lambda: AveragedServer(push_every=1, shards=2),
 }
 MIXES = Promises()

@@ -19,7 +19,15 @@ from unisono.training.rates import make_schedule, rate_factor
         (["learners=4", "rate.most=0"], 4.0),
         (["learners=4", "rate.start=0.01"], 4.0),
         (["learners=4", "rate.start=0.3"], 1.0),
-        (["learners=1", "strategy.name=server", "strategy.overlap=false"], 10.0),
+        (
+            [
+                "learners=1",
+                "strategy.name=server",
+                "strategy.push=gradient",
+                "strategy.overlap=false",
+            ],
+            10.0,
+        ),
         (["learners=4", "strategy.outer=nesterov"], 1.0),
         (["learners=4", "rate.scaled=false"], 1.0),
         (["learners=4", "optimizer=adamw"], 1.0),

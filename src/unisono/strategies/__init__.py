@@ -6,6 +6,7 @@ from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Sharding
 from unisono.strategies.delay_by_one import DelayByOne
+from unisono.strategies.engines.pushes import PushKind
 from unisono.strategies.gossip import GossipFixed, GossipRandom
 from unisono.strategies.outer_steps import BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.registry import make, names
@@ -26,6 +27,7 @@ __all__ = [
     "KeepGood",
     "Nesterov",
     "Plain",
+    "PushKind",
     "Selection",
     "Server",
     "Sharding",

@@ -288,12 +288,16 @@ class Strategy(ABC):
     """Where it was published."""
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
     """What is shared: parameters, gradients, buffers, optimizer state."""
-    momentum: ClassVar[Momentum] = Momentum.LOCAL
 
     @property
     @abstractmethod
     def waits(self) -> str:
         """Who waits for whom."""
+
+    @property
+    def momentum(self) -> Momentum:
+        """What becomes of the optimizer's momentum."""
+        return Momentum.LOCAL
 
     @property
     def rate_rule(self) -> str:

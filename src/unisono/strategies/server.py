@@ -1,4 +1,4 @@
-"""server, averaged-server: asynchronous SGD on a pool of parameter shards."""
+"""server, averaged-server: asynchronous SGD on a parameter server."""
 
 from __future__ import annotations
 
@@ -8,15 +8,39 @@ from typing import ClassVar
 
 from unisono.errors import UserError
 from unisono.strategies.base import Momentum, Replica, RoundPlan, Sharding, Strategy
+from unisono.strategies.engines.pushes import PushKind
 from unisono.strategies.engines.server_worker import ServerParticipant
+
+MINIBATCHES = {PushKind.CHANGE: 8, PushKind.GRADIENT: 1}
+"""In a push, unless ``push_every`` says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server(Strategy):
-    """Learners push gradients to shards, which apply them as they come, and pull what is there."""
+    """A parameter server: learners push what they learnt to shards, and pull what is there.
 
-    push_every: int = 4
-    """Minibatches whose gradients are averaged before they are pushed."""
+    The parameters x are cut into shards that the learners' own processes hold. Nobody waits for
+    another learner; a shard applies pushes as they come (Downpour SGD: Dean et al. 2012,
+    https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks). ``push`` says what
+    they contain:
+
+    ``change``: each of L learners takes ``push_every`` steps with its own optimizer, from the model
+    m that it pulled last to m + d, and
+
+        x <- x + d / L.
+
+    ``gradient``: a learner computes the mean g of ``push_every`` gradients at m, and the shards
+    step with its learning rate a, by its own optimizer rebuilt on them,
+
+        x <- x - a g(m).
+
+    A delay of t pushes is stable on a quadratic of curvature h if a h < 2 sin(pi / (2 (2 t + 1))).
+    """
+
+    push: PushKind = PushKind.CHANGE
+    """``change``: the change of the parameters by local steps; ``gradient``: the mean gradient."""
+    push_every: int = 0
+    """Minibatches in a push; 0: 8 with ``change``, 1 with ``gradient``."""
     overlap: bool = True
     """Whether learners compute on while a push is under way; off: they wait for its reply."""
     bound: int = 0
@@ -28,12 +52,13 @@ class Server(Strategy):
 
     name: ClassVar[str] = "server"
     paper: ClassVar[str] = "https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks"
-    momentum: ClassVar[Momentum] = Momentum.FOLDED
-    shares: ClassVar[str] = "gradients and parameters; buffers stay each learner's own"
+    shares: ClassVar[str] = "updates and parameters; buffers stay each learner's own"
 
     def __post_init__(self) -> None:
-        if self.push_every < 1:
-            raise UserError(f"push_every is {self.push_every}: at least one minibatch a push")
+        if self.push_every < 0:
+            raise UserError(f"push_every is {self.push_every}: give minibatches, or 0 to choose")
+        if self.push_every == 0:
+            object.__setattr__(self, "push_every", MINIBATCHES[self.push])
         if self.shards < 1:
             raise UserError(f"shards is {self.shards}: there must be at least one")
         if self.bound < 0:
@@ -47,17 +72,27 @@ class Server(Strategy):
         return "nobody" if self.overlap else "each for the reply to its own push"
 
     @property
+    def momentum(self) -> Momentum:
+        """Local steps keep it; at the shards asynchrony takes its place."""
+        return Momentum.LOCAL if self.push is PushKind.CHANGE else Momentum.FOLDED
+
+    @property
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
+        if self.push is PushKind.CHANGE:
+            return super().rate_rule
         return "multiply by sin(pi / (2 (2 t + 1))), t the mean staleness; no momentum"
 
     def rate_factor(self, learners: int) -> float:
-        """A delay of t pushes lowers the limit of stable rates.
+        """Changes: as for averaging. Gradients: a delay of t pushes lowers the stable rates.
 
-        That limit is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and 2 / h without
-        a delay. With overlap 1 of ``push_every`` minibatches is a turn later than the others, so
-        the mean delay counts. With momentum it is lower still: asynchrony is a momentum of its own.
+        Their limit is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and 2 / h
+        without a delay. With overlap 1 of ``push_every`` minibatches is a turn later than the
+        others, so the mean delay counts. With momentum it is lower still: asynchrony is a momentum
+        of its own.
         """
+        if self.push is PushKind.CHANGE:
+            return super().rate_factor(learners)
         delay = learners - 1 + (learners / self.push_every if self.overlap else 0)
         return math.sin(math.pi / (2 * (2 * delay + 1)))
 
@@ -80,9 +115,15 @@ class Server(Strategy):
         )
 
     def explain(self, learners: int) -> list[str]:
-        """The staleness to expect."""
+        """Who takes the steps, and the staleness to expect."""
         bound = f", dropped beyond {self.bound}" if self.bound else ""
-        return [f"staleness about {self.staleness(learners)} for equal learners{bound}"]
+        steps = (
+            f"steps     the learners', {self.push_every} in a push, each push weighted 1/{learners}"
+            if self.push is PushKind.CHANGE
+            else "steps     the shards', by the learners' optimizer (ng-sgd: plain SGD steps with "
+            "the learners' natural gradients)"
+        )
+        return [steps, f"staleness about {self.staleness(learners)} for equal learners{bound}"]
 
     def participant(self, replica: Replica) -> ServerParticipant:
         """One learner's part."""
@@ -91,7 +132,17 @@ class Server(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedServer(Server):
-    """The same; the shards keep the running mean of their iterates, for training in one pass."""
+    """A parameter server whose shards keep the running mean of their iterates.
+
+    From ``average_from`` on, after the t-th push since then has led to x_t,
+
+        mean <- mean + (x_t - mean) / t.
+
+    Validation and the final model use the mean; training never sees it. It is for training in one
+    pass, with a learning rate that does not fall to nothing (You and Xu 2014, *Improving training
+    time of deep neural network with asynchronous averaged stochastic gradient descent*; the theory:
+    Xu 2011, https://arxiv.org/abs/1107.2490).
+    """
 
     average_from: float = 0.5
     """Share of all minibatches after which the mean begins."""

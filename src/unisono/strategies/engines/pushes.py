@@ -1,8 +1,9 @@
-"""A learner's gradients on their way to a server's shards."""
+"""What a learner sends to a server's shards."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from unisono.fabric import Address, Vector
@@ -10,8 +11,22 @@ from unisono.strategies.base import TrainedWork
 from unisono.strategies.engines.shards import Run
 
 
+class PushKind(str, Enum):
+    """What a push contains."""
+
+    CHANGE = "change"
+    """The change of the parameters by the learner's own optimizer steps since its last push."""
+    GRADIENT = "gradient"
+    """The mean gradient since its last push; the shards take the optimizer steps."""
+
+
 class ServerSettings(Protocol):
     """What a participant must know."""
+
+    @property
+    def push(self) -> PushKind:
+        """What a push contains."""
+        ...
 
     @property
     def push_every(self) -> int:
@@ -33,6 +48,11 @@ class ServerSettings(Protocol):
         """Pieces of the model."""
         ...
 
+    @property
+    def warm_start(self) -> float:
+        """Share of all minibatches, at the start, that one learner trains alone."""
+        ...
+
     def staleness(self, learners: int) -> int:
         """What equal learners come to."""
         ...
@@ -40,10 +60,11 @@ class ServerSettings(Protocol):
 
 @dataclass
 class Push:
-    """Gradients on their way to the shards; without any, only a pull."""
+    """An update on its way to the shards; without one, only a pull."""
 
     number: int
-    gradient: Vector | None
+    update: Vector | None
+    """What the shards apply: a gradient, or a change of the parameters."""
     work: TrainedWork
     rates: list[float]
     progress: float

@@ -19,7 +19,7 @@ class PushPiece:
     view: int
     number: int
     version: int
-    """Of shard 0, at which its oldest gradient was computed."""
+    """Of shard 0, at which the first of its minibatches was computed."""
     rates: tuple[float, ...]
     progress: float
     note: Ranges
@@ -131,7 +131,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class PushReady:
-    """There are gradients to push."""
+    """There is something to push, or to pull."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One learner's part in a parameter server: it pushes gradients, and pulls what is there."""
+"""One learner's part in a parameter server: it pushes what it learnt, and pulls the model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from unisono.fabric import (
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Ranges, merge
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
+from unisono.strategies.engines.accumulators import make_accumulator
 from unisono.strategies.engines.joining import join_dynamic
-from unisono.strategies.engines.pushes import Push, ServerSettings
+from unisono.strategies.engines.pushes import Push, PushKind, ServerSettings
 from unisono.strategies.engines.server_messages import (
     ENDED,
     FINAL,
@@ -55,7 +56,7 @@ from unisono.strategies.engines.server_messages import (
     Show,
 )
 from unisono.strategies.engines.shard_store import ShardStore
-from unisono.strategies.engines.shards import bounds, runs
+from unisono.strategies.engines.shards import Adder, bounds, runs
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
 from unisono.strategies.engines.witness import Witness
 
@@ -65,20 +66,17 @@ LATE = 5
 
 
 class ServerParticipant(Participant):
-    """Gradients out, parameters in.
+    """Updates out, parameters in.
 
-    A learner computes gradients g at the parameters that it pulled last. The mean of those of
-    ``push_every`` minibatches, weighted by their examples, goes out as one push, cut into runs of
-    shards. Each holder applies its run as it comes, with the learner's own optimizer rebuilt on the
-    shard and the learning rates that the push carries, and answers with what it has then:
-
-        x <- x - a g(x_then)
+    What ``push_every`` minibatches come to (``accumulators``) goes out as one push, cut into runs
+    of shards. Each holder applies its run as it comes, and answers with what it has then. A change
+    of the parameters is added; with gradients the shard takes a step, with the learner's own
+    optimizer rebuilt on it and the learning rates that the push carries.
 
     Nobody waits for another learner; what is pulled may mix versions of different shards. The
     *staleness* of a push is the number of pushes applied to shard 0 between the pull that its
-    oldest gradient was computed at and its own application: W - 1 for W equal learners that wait
-    for the reply, 2 W - 1 with overlap. On a quadratic of curvature h a delay of t pushes is stable
-    if a h < 2 sin(pi / (2 (2 t + 1))).
+    first minibatch was computed at and its own application: W - 1 for W equal learners that wait
+    for the reply, 2 W - 1 with overlap.
 
     With a ``bound`` the run of shard 0 goes first: its holder applies it or drops the whole push,
     before any other piece is on its way. The work of a dropped push goes back to the pool, and the
@@ -94,18 +92,19 @@ class ServerParticipant(Participant):
     ) -> None:
         super().__init__(replica)
         self._settings = settings
-        self._shard_store = ShardStore(replica, settings.shards, averages_from)
+        local = settings.push is PushKind.CHANGE
+        make_updater = (lambda values, _: Adder(values)) if local else replica.updater
+        self._shard_store = ShardStore(replica, settings.shards, make_updater, averages_from)
         self._shard_store.holds_back = self._holds_back
         # The learner's thread.
         self._entered = False
-        self._gradient: Vector | None = None
-        self._first_weight = self._weight = 0
-        """Examples of the first of the gradients, and of all."""
+        self._accumulator = make_accumulator(settings.push, replica)
         self._examples = 0
         self._minibatches = 0
+        """Stepped on since the last push."""
         self._under_way = False
         self._pulled_at = self._computed_at = 0
-        """Versions of shard 0: in the model, and of the oldest gradient that is not pushed."""
+        """Versions of shard 0: in the model, and of the first minibatch that is not pushed."""
         self._final: Vector | None = None
         self._late = 0
         # The agent.
@@ -158,17 +157,13 @@ class ServerParticipant(Participant):
         self._examples += work.examples
 
     def before_update(self) -> bool:
-        """Takes the gradients; the step is the shards'."""
-        if self._gradient is None:
+        """Takes the minibatch in; with gradients the step is that of the shards."""
+        if self._minibatches == 0:
             self._computed_at = self._pulled_at
-            self._gradient, self._first_weight = self.replica.gradient(), max(self._examples, 1)
-            self._weight = self._first_weight
-        else:
-            self.replica.add_gradient(self._gradient, self._examples / self._first_weight)
-            self._weight += self._examples
+        self._accumulator.add(self._examples)
         self._examples = 0
         self._minibatches += 1
-        return False
+        return self._accumulator.steps_locally
 
     def after_update(self) -> None:
         """Takes over what was pulled, and pushes when it is time."""
@@ -191,12 +186,9 @@ class ServerParticipant(Participant):
     def _begin_push(self) -> None:
         if self.rounds == 0:
             self._check_bound()  # All who are expected are here: work is given out after that.
-        assert self._gradient is not None
-        if self._minibatches > 1:
-            self._gradient.scale(self._first_weight / self._weight)
         push = Push(
             number=0,
-            gradient=self._gradient,
+            update=self._accumulator.take(self._shard_store.model, self._share(), self.rounds),
             work=self.replica.take_work(),
             rates=self.replica.learning_rates(),
             progress=self.replica.progress(),
@@ -204,10 +196,16 @@ class ServerParticipant(Participant):
             missing=set(range(self._settings.shards)),
             decided=not self._settings.bound,
         )
-        self._gradient, self._weight, self._minibatches = None, 0, 0
+        self._minibatches = 0
         self._under_way = True
         self._next = push
         self.fabric.post(PORT, PushReady())
+
+    def _share(self) -> float:
+        """Of this learner in the model: all of it while it trains alone."""
+        if self.replica.progress() <= self._settings.warm_start:
+            return 1.0
+        return 1 / len(self.fabric.members().addresses())
 
     def _pull(self, *, wait: bool) -> None:
         began = self.fabric.now()
@@ -219,7 +217,7 @@ class ServerParticipant(Participant):
             self.wait_s += self.fabric.now() - began
         self._under_way = False
         self._pulled_at = self._shard_store.copies[0].version
-        self.replica.replace(self._shard_store.model)
+        self._accumulator.pull(self._shard_store.model)
 
     def finish(self, leader: Address | None) -> None:
         """The leader collects the shards' model when all are done; they stay until it has."""
@@ -354,7 +352,7 @@ class ServerParticipant(Participant):
         if self._push is None and self._next is not None and self._cutting is None:
             self._push, self._next = self._next, None
             self._draining = False
-            if self._push.gradient is not None:
+            if self._push.update is not None:
                 self._number += 1
                 self._push.number = self._number
             self._began = self.fabric.now()
@@ -385,7 +383,7 @@ class ServerParticipant(Participant):
                 passed=self._passed,
             )
             span = bounds(run, self._settings.shards, len(self._shard_store.model))
-            piece = None if push.gradient is None else push.gradient.slice(*span)
+            piece = None if push.update is None else push.update.slice(*span)
             if self._tell(who, PORT, message, piece):
                 push.sent[run] = who
 
@@ -413,10 +411,10 @@ class ServerParticipant(Participant):
 
     def _complete(self, push: Push) -> None:
         self._push = None
-        if push.gradient is not None:
+        if push.update is not None:
             self._late = 0
             self.rounds += 1
-            self.replica.recycle(push.gradient)
+            self.replica.recycle(push.update)
             self._uncommitted.add(push.work)
             self._uncommitted_pushes += 1
             self._versions = self._shard_store.versions()
@@ -424,7 +422,7 @@ class ServerParticipant(Participant):
                 "round",
                 round=self.rounds - 1,
                 time_s=self.fabric.now() - self._began,
-                bytes=2 * push.gradient.nbytes,
+                bytes=2 * push.update.nbytes,
                 staleness=push.stale,
                 weight=push.work.examples,
             )
@@ -438,7 +436,7 @@ class ServerParticipant(Participant):
         self.replica.record(dropped=push.work.note())
         late = self._late if self._late % LATE == 0 else 0
         self.replica.event("dropped", staleness=stale, bound=self._settings.bound, in_a_row=late)
-        push.gradient, push.work, push.number, push.decided = None, TrainedWork(), 0, True
+        push.update, push.work, push.number, push.decided = None, TrainedWork(), 0, True
         push.missing, push.sent = set(range(self._settings.shards)), {}
         self._send_pieces()
 

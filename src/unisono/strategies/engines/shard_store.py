@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from unisono.fabric import Address, Gone, Message, TypedPort, Vector, from_plain, to_plain
 from unisono.pool.ranges import Ranges, merge, subtract
-from unisono.strategies.base import Replica, StateBundle
+from unisono.strategies.base import Replica, StateBundle, Updater
 from unisono.strategies.engines.server_messages import (
     PORT,
     SHOWN,
@@ -42,8 +42,15 @@ class ShardStore:
     is not complete yet) waits here; one that comes too late is answered with ``Moved``.
     """
 
-    def __init__(self, replica: Replica, shards: int, averages_from: float | None) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        shards: int,
+        make_updater: Callable[[Vector, int], Updater],
+        averages_from: float | None,
+    ) -> None:
         self._replica = replica
+        self._make_updater = make_updater
         self._fabric = replica.fabric
         self._count = shards
         self._averages_from = averages_from
@@ -335,12 +342,12 @@ class ShardStore:
         self._send(sender, SHOWN, Shown(), vector)
         return True
 
-    def _apply(self, push: PushPiece, pusher: Address, gradient: Vector) -> None:
+    def _apply(self, push: PushPiece, pusher: Address, update: Vector) -> None:
         low = bounds(push.run, self._count, len(self.model))[0]
         averages = self._averages_from is not None and push.progress > self._averages_from
         for number in range(*push.run):
             start, stop = bounds((number, number + 1), self._count, len(self.model))
-            part, shard = gradient.slice(start - low, stop - low), self._shards[number]
+            part, shard = update.slice(start - low, stop - low), self._shards[number]
             shard.apply(pusher, push.number, part, push.rates, averages=averages)
             shard.copy.notes[pusher] = push.note
 
@@ -350,7 +357,7 @@ class ShardStore:
             del self._asked[shard]
             part = self._part(self._values, (shard, shard + 1))
             start = bounds((shard, shard + 1), self._count, len(self.model))[0]
-            updater = self._replica.updater(part, start)
+            updater = self._make_updater(part, start)
             self._known[shard].generation = self._fabric.members().version
             self._shards[shard] = Shard(part, updater, self._known[shard])
             self._tell_restored(shard)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from unisono.fabric import Address, Vector
 from unisono.pool.ranges import Ranges
-from unisono.strategies.base import Updater
+from unisono.strategies.base import StateBundle, Updater
 
 Run = tuple[int, int]
 """Shards ``first`` to ``last - 1``, which lie side by side."""
@@ -60,6 +60,24 @@ class Copy:
 
 
 @dataclass
+class Adder:
+    """The updater of a shard that receives changes: learners have taken the steps."""
+
+    values: Vector
+
+    def step(self, gradient: Vector, rates: Sequence[float]) -> None:
+        """Adds the change."""
+        self.values.add(gradient)
+
+    def state(self) -> StateBundle:
+        """There is none."""
+        return StateBundle()
+
+    def load_state(self, bundle: StateBundle) -> None:
+        """There is none."""
+
+
+@dataclass
 class Shard:
     """One writer's piece of the model.
 
@@ -85,7 +103,7 @@ class Shard:
         self,
         pusher: Address,
         number: int,
-        gradient: Vector,
+        update: Vector,
         rates: Sequence[float],
         *,
         averages: bool,
@@ -93,7 +111,7 @@ class Shard:
         """Takes a step, unless this push is in it already."""
         if self.copy.applied.get(pusher, 0) >= number:
             return
-        self.updater.step(gradient, rates)
+        self.updater.step(update, rates)
         self.copy.applied[pusher] = number
         self.copy.version += 1
         if averages:

@@ -1,0 +1,113 @@
+"""What a learner of a parameter server collects between two pushes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from unisono.fabric import Vector
+from unisono.strategies.base import Replica, check_finite
+from unisono.strategies.engines.pushes import PushKind
+
+
+class Accumulator(Protocol):
+    """One learner's work since its last push."""
+
+    steps_locally: bool
+    """Whether the learner's own optimizer steps."""
+
+    def add(self, examples: int) -> None:
+        """A minibatch of so many examples is about to be stepped on."""
+        ...
+
+    def take(self, model: Vector, share: float, rounds: int) -> Vector:
+        """What the shards are to apply; ``model`` is what was pulled last."""
+        ...
+
+    def pull(self, model: Vector) -> None:
+        """Continues from what the shards answered; ``model`` contains all that was taken."""
+        ...
+
+
+class GradientAccumulator:
+    """The mean gradient, weighted by the examples of each minibatch."""
+
+    steps_locally = False
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._total: Vector | None = None
+        self._first = self._examples = 0
+
+    def add(self, examples: int) -> None:
+        """Adds the current gradient."""
+        if self._total is None:
+            self._total, self._first = self._replica.gradient(), max(examples, 1)
+            self._examples = self._first
+        else:
+            self._replica.add_gradient(self._total, examples / self._first)
+            self._examples += examples
+
+    def take(self, model: Vector, share: float, rounds: int) -> Vector:
+        """The mean; whatever its share, it is one step."""
+        assert self._total is not None
+        total, self._total = self._total, None
+        if self._examples != self._first:
+            total.scale(self._first / self._examples)
+        return total
+
+    def pull(self, model: Vector) -> None:
+        """Replaces the parameters."""
+        self._replica.replace(model)
+
+
+class ChangeAccumulator:
+    """The change of the parameters by local steps.
+
+    With m the model that was pulled last and x the parameters, a push is c (x - m), c the share of
+    this learner. Local steps go on while it is under way; when the shards have answered with m',
+
+        x <- x + (m' - x_pushed)
+
+    so that x is m' and the steps that are not pushed yet.
+    """
+
+    steps_locally = True
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._pushed: Vector | None = None
+        self._steps = 0
+
+    def add(self, examples: int) -> None:
+        """Counts the steps that are not pushed yet."""
+        self._steps += 1
+
+    def take(self, model: Vector, share: float, rounds: int) -> Vector:
+        """The share of the change."""
+        self._pushed = self._replica.parameters()
+        self._steps = 0
+        change = self._pushed.like()
+        change.difference(self._pushed, model)
+        check_finite(self._replica, change, rounds)
+        if share != 1:
+            change.scale(share)
+        return change
+
+    def pull(self, model: Vector) -> None:
+        """Replaces what was pushed, and keeps later steps."""
+        pushed, self._pushed = self._pushed, None
+        if self._steps == 0 or pushed is None:
+            self._replica.replace(model)
+        else:
+            moved = self._replica.parameters()
+            pushed.difference(model, pushed)
+            moved.add(pushed)
+            self._replica.replace(moved)
+            self._replica.recycle(moved)
+        if pushed is not None:
+            self._replica.recycle(pushed)
+
+
+def make_accumulator(kind: PushKind, replica: Replica) -> Accumulator:
+    """That of a kind of pushes."""
+    return ChangeAccumulator(replica) if kind is PushKind.CHANGE else GradientAccumulator(replica)
