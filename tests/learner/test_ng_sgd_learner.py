@@ -29,15 +29,18 @@ STRATEGIES = {
     "allreduce": "allreduce",
     "static": AVERAGING_DEALT,
     "dynamic": AVERAGING_DRAWN,
+    "server": unisono.Server(push_every=2),
+    "server-gradient": unisono.Server(push=unisono.PushKind.GRADIENT),
 }
+PLAIN = [name for name in STRATEGIES if "server" not in name]
 
 
 class StopError(Exception):
     """What a user's loop may raise."""
 
 
-def ng_sgd(model: torch.nn.Module) -> NaturalGradientSGD:
-    return NaturalGradientSGD(model, 0.1, momentum=0.9)
+def ng_sgd(model: torch.nn.Module, momentum: float = 0.9) -> NaturalGradientSGD:
+    return NaturalGradientSGD(model, 0.1, momentum=momentum)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def plain() -> torch.Tensor:
     return flat(model)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_one_learner_is_a_plain_loop(name: str, plain: torch.Tensor) -> None:
     got: dict[str, Any] = {}
 
@@ -74,14 +77,44 @@ def test_one_learner_is_a_plain_loop(name: str, plain: torch.Tensor) -> None:
     assert torch.equal(got["end"], plain)
 
 
-@pytest.mark.parametrize("name", ["allreduce", "static", "dynamic"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_shards_take_plain_steps_with_natural_gradients(shards: int) -> None:
+    """One learner that waits is a bare loop with ng-sgd, momentum and decay, without bounds."""
+
+    def unbounded(model: torch.nn.Module) -> NaturalGradientSGD:
+        return NaturalGradientSGD(
+            model, 0.1, momentum=0.5, weight_decay=0.01, max_change=0.0, max_change_total=0.0
+        )
+
+    bare = network()
+    optimizer = unbounded(bare)
+    for batch in plain_batches(EPOCHS):
+        loss_of(bare, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    got: dict[str, torch.Tensor] = {}
+
+    def loop() -> None:
+        model = network()
+        strategy = unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False, shards=shards)
+        with unisono.Learner(model, unbounded(model), strategy) as learner:
+            for batch in learner.draw(dataset(), epochs=EPOCHS, batch_size=BATCH):
+                learner.step(loss_of(model, batch))
+        got["end"] = flat(model)
+
+    alone(loop)
+    torch.testing.assert_close(got["end"], flat(bare), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(got["end"], flat(network()), atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "static", "dynamic", "server", "server-gradient"])
 def test_three_learners_learn(name: str) -> None:
     ends: dict[int, torch.Tensor] = {}
     losses: dict[int, float] = {}
 
     def loop() -> None:
         model = network()
-        optimizer = ng_sgd(model)
+        optimizer = ng_sgd(model, 0.0 if name == "server-gradient" else 0.9)
         with unisono.Learner(model, optimizer, STRATEGIES[name]) as learner:
             for batch in learner.draw(dataset(), epochs=8, batch_size=BATCH):
                 learner.step(loss_of(model, batch))

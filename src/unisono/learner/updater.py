@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from unisono.errors import UserError
 from unisono.fabric import TensorVector, Vector
 from unisono.learner.state_codec import from_bundle, to_bundle
+from unisono.optim import NaturalGradientSGD
 from unisono.strategies.base import StateBundle
 
 _ELEMENTWISE = (
@@ -65,12 +66,13 @@ class SliceUpdater:
             whole = all(
                 p.dim() == 0 or _is_whole(p, parameters) for g in groups for p in g["params"]
             )
-            if not (whole or isinstance(optimizer, _ELEMENTWISE)):
+            rebuilt = _rebuild(optimizer, groups)
+            if not (whole or isinstance(rebuilt, _ELEMENTWISE)):
                 raise UserError(
                     f"{type(optimizer).__name__} may need whole tensors and a shard cuts them: "
                     "use shards=1"
                 )
-            self._optimizers.append(_rebuild(optimizer, groups))
+            self._optimizers.append(rebuilt)
 
     def _piece(
         self, parameter: torch.Tensor, first: int, values: TensorVector
@@ -115,7 +117,13 @@ def _is_whole(piece: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def _rebuild(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
-    """Another of the same kind; what it does not take as an argument is in the groups."""
+    """Another of the same kind; what it does not take as an argument is in the groups.
+
+    The gradients of ng-sgd are preconditioned when they come, so its steps here are those of SGD;
+    the bounds of its steps hold for whole layers, and have no effect here.
+    """
+    if isinstance(optimizer, NaturalGradientSGD):
+        return torch.optim.SGD(groups)
     known = inspect.signature(type(optimizer).__init__).parameters
     arguments = {key: value for key, value in optimizer.defaults.items() if key in known}
     try:
