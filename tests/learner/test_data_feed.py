@@ -130,7 +130,7 @@ def test_workers_use_all_that_the_loader_says(context: str) -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_without_workers_the_learner_fetches_itself(prefetch: int) -> None:
-    loader = DataLoader(Points(), BATCH, collate_fn=collate)
+    loader = DataLoader(Points(), BATCH, collate_fn=collate, shuffle=True)
     batches = drawn_from(loader, prefetch=prefetch)
     check_order(batches)
     assert all(batch[2] == {os.getpid()} and batch[4] == -1 for batch in batches)
@@ -144,7 +144,7 @@ def test_what_is_drawn_at_random_depends_on_seed_and_position_alone() -> None:
 
         def loop() -> None:
             model = network()
-            loader = DataLoader(Noisy(), BATCH, num_workers=workers)
+            loader = DataLoader(Noisy(), BATCH, num_workers=workers, shuffle=True)
             strategy = "solo" if learners == 1 else AVERAGING_DRAWN
             with unisono.Learner(model, sgd(model), strategy, seed=seed) as learner:
                 for x, y, noise in learner.draw(loader, epochs=2):
@@ -186,7 +186,7 @@ def test_workers_never_wait_for_the_pool(strategy: Any, learners: int, prefetch:
 
     def loop() -> None:
         model = network()
-        loader = DataLoader(dataset(), BATCH, num_workers=2, prefetch_factor=20)
+        loader = DataLoader(dataset(), BATCH, num_workers=2, prefetch_factor=20, shuffle=True)
         with unisono.Learner(model, sgd(model), strategy, prefetch=prefetch) as learner:
             for batch in learner.draw(loader, epochs=2):
                 learner.step(loss_of(model, batch))
@@ -205,7 +205,9 @@ def test_workers_on_threads() -> None:
 
     def loop() -> None:
         model = network()
-        loader = DataLoader(dataset(), BATCH, num_workers=1, multiprocessing_context="forkserver")
+        loader = DataLoader(
+            dataset(), BATCH, num_workers=1, multiprocessing_context="forkserver", shuffle=True
+        )
         with unisono.Learner(model, sgd(model), AVERAGING_DRAWN) as learner:
             for batch in learner.draw(loader, epochs=2):
                 learner.step(loss_of(model, batch))
@@ -217,7 +219,9 @@ def test_workers_on_threads() -> None:
 def test_an_exception_in_a_worker_reaches_the_loop(prefetch: int) -> None:
     x, _ = list(plain_batches())[5]
     broken = int(torch.nonzero((dataset().tensors[0] == x[3]).all(1)))
-    loader = DataLoader(Points(fails_at=broken), BATCH, num_workers=2, collate_fn=collate)
+    loader = DataLoader(
+        Points(fails_at=broken), BATCH, num_workers=2, collate_fn=collate, shuffle=True
+    )
     batches: list[Any] = []
     model = network()
 
@@ -238,19 +242,21 @@ def fails_to_start(number: int) -> None:
 
 
 def test_an_exception_in_worker_init_fn() -> None:
-    loader = DataLoader(Points(), BATCH, num_workers=2, worker_init_fn=fails_to_start)
+    loader = DataLoader(Points(), BATCH, num_workers=2, worker_init_fn=fails_to_start, shuffle=True)
     with pytest.raises(ValueError, match="worker 0 does not like to"):
         drawn_from(loader)
 
 
 def test_what_cannot_be_sent_is_an_exception() -> None:
-    loader = DataLoader(Points(), BATCH, num_workers=1, collate_fn=lambda items: lambda: items)
+    loader = DataLoader(
+        Points(), BATCH, num_workers=1, collate_fn=lambda items: lambda: items, shuffle=True
+    )
     with pytest.raises(Exception, match=r"(?i)pickle|lambda"):
         drawn_from(loader)
 
 
 def test_a_worker_that_dies_is_named() -> None:
-    loader = DataLoader(Points(dies_at=50), BATCH, num_workers=2, collate_fn=collate)
+    loader = DataLoader(Points(dies_at=50), BATCH, num_workers=2, collate_fn=collate, shuffle=True)
     with pytest.raises(unisono.UserError, match="was killed by signal 9") as caught:
         drawn_from(loader)
     assert "\n" not in str(caught.value)
@@ -266,7 +272,7 @@ class Slow(Points):
 
 
 def test_a_worker_that_takes_too_long() -> None:
-    loader = DataLoader(Slow(), BATCH, num_workers=2, collate_fn=collate, timeout=0.5)
+    loader = DataLoader(Slow(), BATCH, num_workers=2, collate_fn=collate, timeout=0.5, shuffle=True)
     with pytest.raises(unisono.UserError, match=r"no minibatch in 0\.5 s"):
         drawn_from(loader)
 
@@ -274,7 +280,9 @@ def test_a_worker_that_takes_too_long() -> None:
 def test_breaking_out_ends_workers_that_are_busy() -> None:
     """The learner does not wait for an example that takes for ever."""
     model = network()
-    loader = DataLoader(Slow(), BATCH, num_workers=2, collate_fn=collate, prefetch_factor=8)
+    loader = DataLoader(
+        Slow(), BATCH, num_workers=2, collate_fn=collate, prefetch_factor=8, shuffle=True
+    )
     began = time.monotonic()
     with unisono.Learner(model, sgd(model)) as learner:
         for batch in learner.draw(loader):
@@ -333,7 +341,7 @@ def test_workers_of_a_learner_that_was_held_for_dead(strategy: Any, prefetch: in
 
     def loop() -> None:
         model = network()
-        loader = DataLoader(dataset(), BATCH, num_workers=2, prefetch_factor=3)
+        loader = DataLoader(dataset(), BATCH, num_workers=2, prefetch_factor=3, shuffle=True)
         with unisono.Learner(model, sgd(model), strategy, prefetch=prefetch) as learner:
             for x, y in learner.draw(loader, epochs=4):
                 assert learner._progress is not None and learner._rejoiner is not None
@@ -350,10 +358,12 @@ def test_workers_of_a_learner_that_was_held_for_dead(strategy: Any, prefetch: in
 
 
 def test_drop_last() -> None:
-    loader = DataLoader(dataset(), 10, drop_last=True)
+    loader = DataLoader(dataset(), 10, drop_last=True, shuffle=True)
     batches = drawn_from(loader, epochs=2)
     assert [len(batch[0]) for batch in batches] == [10] * 20
-    assert [len(b[0]) for b in drawn_from(DataLoader(dataset(), 10))] == [10] * 10 + [4]
+    assert [len(b[0]) for b in drawn_from(DataLoader(dataset(), 10, shuffle=True))] == [10] * 10 + [
+        4
+    ]
 
 
 class All(Dataset[Any]):
@@ -375,13 +385,13 @@ class All(Dataset[Any]):
 
 def test_a_dataset_may_give_several_examples_at_once() -> None:
     data = All()
-    check_order(drawn_from(DataLoader(data, BATCH)))
+    check_order(drawn_from(DataLoader(data, BATCH, shuffle=True)))
     assert data.calls == 13
 
 
 def test_a_collate_function_may_return_anything() -> None:
     model, seen = network(), []
-    loader = DataLoader(dataset(), BATCH, collate_fn=lambda items: None)
+    loader = DataLoader(dataset(), BATCH, collate_fn=lambda items: None, shuffle=True)
     with unisono.Learner(model, sgd(model)) as learner:
         for batch in learner.draw(loader):
             seen.append(batch)

@@ -272,7 +272,7 @@ def test_an_exception_reaches_all(strategy: str, where: str, together: Together)
 
     def loop() -> None:
         model = network()
-        loader = torch.utils.data.DataLoader(Broken(), BATCH, collate_fn=collate)
+        loader = torch.utils.data.DataLoader(Broken(), BATCH, collate_fn=collate, shuffle=True)
         with unisono.Learner(model, sgd(model), SHARING[strategy], prefetch=0) as learner:
             for batch in learner.draw(loader, epochs=20):
                 learner.step(loss_of(model, batch))

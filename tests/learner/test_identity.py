@@ -111,7 +111,7 @@ def test_prefetching_changes_nothing(name: str, prefetch: int, plain: torch.Tens
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", ["solo", "dynamic"])
 def test_workers_change_nothing(name: str, workers: int, plain: torch.Tensor) -> None:
-    loader = DataLoader(dataset(), BATCH, num_workers=workers)
+    loader = DataLoader(dataset(), BATCH, num_workers=workers, shuffle=True)
     got: dict[str, Any] = {}
     alone(lambda: learner_loop(STRATEGIES[name], got, loader))
     assert torch.equal(got["end"], plain)

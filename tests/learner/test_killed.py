@@ -34,7 +34,7 @@ if __name__ == "__main__":
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(Points(), 4, num_workers=2, multiprocessing_context=context)
+    loader = DataLoader(Points(), 4, num_workers=2, multiprocessing_context=context, shuffle=True)
     seen = set()
     with unisono.Learner(model, optimizer, strategies[strategy]) as learner:
         for step, (x, pids) in enumerate(learner.draw(loader)):

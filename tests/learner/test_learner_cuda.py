@@ -60,7 +60,7 @@ def test_one_learner_is_a_plain_loop(strategy: str, fused: bool) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=fused)
         with unisono.Learner(model, optimizer, ALL[strategy]) as learner:
             model.cuda()  # after the learner was made
-            loader = DataLoader(dataset(), BATCH, pin_memory=True, num_workers=1)
+            loader = DataLoader(dataset(), BATCH, pin_memory=True, num_workers=1, shuffle=True)
             for batch in learner.draw(loader, epochs=2):
                 assert batch[0].is_pinned()
                 learner.step(loss_of(model, there(batch)))

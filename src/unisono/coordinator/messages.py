@@ -59,6 +59,9 @@ class Mismatch:
 class Left:
     """The learner is no member any more."""
 
+    last: bool = False
+    """Whether no other was left."""
+
 
 @dataclass(frozen=True)
 class Synced:
@@ -90,6 +93,8 @@ class Complete:
 
     leader: Address | None = None
     """The learner that sees to the final model."""
+    stopped: bool = False
+    """Whether a learner has stopped the run, and some positions were never handed out."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +251,11 @@ class Skip:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """Nothing more is to be handed out: the run ends when what was is committed."""
+
+
+@dataclass(frozen=True)
 class Return:
     """Positions whose results came too late to be used."""
 
@@ -346,6 +356,7 @@ Told = (
     RoundCompleted
     | Commit
     | Skip
+    | Stop
     | Return
     | Idle
     | Closed

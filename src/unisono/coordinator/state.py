@@ -56,6 +56,7 @@ from unisono.coordinator.messages import (
     Skip,
     SnapshotTaken,
     StartWithoutMissing,
+    Stop,
     StateReceived,
     Sync,
     Synced,
@@ -294,6 +295,10 @@ class State:
                 self._direct(member, Continue(keep))
 
     @handle.register
+    def _on_stop(self, operation: Stop, command: Command) -> None:
+        self.pool.stop()
+
+    @handle.register
     def _on_skip(self, operation: Skip, command: Command) -> None:
         self.pool.skip(command.who, operation.ranges)
 
@@ -418,7 +423,7 @@ class State:
         static = self.job is not None and not self._is_dynamic
         for who, command in list(self._leaving.items()):
             if static or self.pool.over or not self.sync_rounds.may_contain(who):
-                self._delivery.answer(command, Left())
+                self._delivery.answer(command, Left(last=self.learners == [who]))
                 self._orderly = True
                 self._remove(who)
 
@@ -456,7 +461,7 @@ class State:
                 # Everything was committed before: all have the model from their checkpoint.
                 members = set(self.learners)
             self._leader = next((a for a in self.learners if a in members), None)
-        return Complete(self._leader)
+        return Complete(self._leader, self.pool.stopped)
 
     def _make_assignment(self) -> None:
         assert self.job is not None

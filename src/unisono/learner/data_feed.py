@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ from unisono.errors import UserError
 from unisono.learner.planner import Minibatch
 from unisono.learner.positions import Positions
 from unisono.learner.workers import Workers, WorkerSettings
+
+_log = logging.getLogger(__name__)
 
 
 class Batches(Protocol):
@@ -62,6 +65,7 @@ class DataSource:
     batches: Batches
     batch_size: int
     drop_last: bool = False
+    shuffle: bool = True
     pin: bool = False
     """Whether minibatches are copied to pinned memory, for a GPU."""
     crew: WorkerSettings | None = None
@@ -85,7 +89,12 @@ class DataFeed:
 
     def __init__(self, source: DataSource, epochs: int, seed: int) -> None:
         self.positions = Positions(
-            len(source.batches), source.batch_size, epochs, seed, drop_last=source.drop_last
+            len(source.batches),
+            source.batch_size,
+            epochs,
+            seed,
+            drop_last=source.drop_last,
+            shuffle=source.shuffle,
         )
         self.fingerprint: str = getattr(source.batches, "fingerprint", "")
         """Of the data, where it has one."""
@@ -153,19 +162,19 @@ def as_source(data: Any, batch_size: int | None) -> DataSource:
 
 
 def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> DataSource:
-    sampler = loader.sampler
-    usual = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
-    if not usual or type(loader.batch_sampler) is not BatchSampler:
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler or not _is_usual(batches.sampler):
         raise UserError(
             "the order of the data is the pool's: give draw() a DataLoader without a sampler of "
-            "its own, or the dataset"
+            "its own (shuffle=True or False), or the dataset"
         )
-    size = batch_size or loader.batch_size
-    assert size is not None and loader.collate_fn is not None
+    shuffle = type(batches.sampler) is RandomSampler
+    if not shuffle:
+        _log.warning(
+            "the DataLoader has shuffle=False: minibatches come in the dataset's order; give it "
+            "shuffle=True to shuffle them anew each epoch"
+        )
+    assert loader.collate_fn is not None
     crew = None
     if loader.num_workers > 0:
         crew = WorkerSettings(
@@ -178,8 +187,18 @@ def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> DataSource:
         )
     return DataSource(
         batches=MapStyleBatches(loader.dataset, loader.collate_fn),
-        batch_size=size,
-        drop_last=loader.drop_last,
+        batch_size=batch_size or batches.batch_size,
+        drop_last=batches.drop_last,
+        shuffle=shuffle,
         pin=loader.pin_memory,
         crew=crew,
+    )
+
+
+def _is_usual(sampler: Any) -> bool:
+    """Whether it goes over the whole dataset once, in order or shuffled."""
+    return type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -11,19 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from unisono.coordinator.messages import PartWritten
+from unisono.coordinator.messages import PartWritten, Stop
 from unisono.errors import Diverged, UserError
 from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.blocking import check_may_block
 from unisono.learner.checkpoint_files import NotWrittenError
 from unisono.learner.checkpointer import Checkpointer, Stateful
 from unisono.learner.data_feed import DataFeed, as_source
+from unisono.learner.draw import Draw, Stream
 from unisono.learner.finite_guard import FiniteGuard
 from unisono.learner.log import LearnerLog
 from unisono.learner.meter import Meter
 from unisono.learner.optimizers import Optimizers
 from unisono.learner.placement import find_placement
+from unisono.learner.planner import Minibatch
 from unisono.learner.progress import Progress
 from unisono.learner.rejoiner import Rejoiner, reason_of
 from unisono.learner.session import Session
@@ -44,6 +47,8 @@ class Learner:
         optimizer: your optimizer, or several that together make one update.
         strategy: how learners share what they learn: a name or an instance. Without one: ``solo``
             for one learner, ``averaging`` for more.
+        epochs: for a loop over epochs with a ``draw`` in each: how many there will be. Without it
+            ``draw`` is called once, and is given all epochs.
         seed: of the order of the data; the same for all learners.
         prefetch: minibatches made ahead, beside the training.
         checkpoints: a directory for checkpoints.
@@ -60,6 +65,7 @@ class Learner:
         optimizer: Optimizer | Sequence[Optimizer],
         strategy: str | Strategy | None = None,
         *,
+        epochs: int | None = None,
         seed: int = 0,
         prefetch: int = 2,
         checkpoints: Path | str | None = None,
@@ -82,6 +88,9 @@ class Learner:
         self._optimizers = Optimizers(optimizers, self._before_update, self._after_update)
         self._storage = ModelStorage(model)
         self._guard = FiniteGuard()
+        if epochs is not None and epochs < 1:
+            raise UserError(f"epochs is {epochs}: it must be at least 1")
+        self._epochs = epochs
         self._seed = seed
         self._prefetch = prefetch
         if keep < 1:
@@ -95,6 +104,11 @@ class Learner:
         self._checkpointer: Checkpointer | None = None
         self._restored_state: StateBundle | None = None
         self._feed: DataFeed | None = None
+        self._stream: Stream | None = None
+        self._source: Any = None
+        self._draws = 0
+        self._stopped = False
+        """Whether this learner, which shares nothing, was stopped."""
         self._progress: Progress | None = None
         self._rejoiner: Rejoiner | None = None
         self._inside = False
@@ -128,29 +142,99 @@ class Learner:
             reason = reason_of(error)
             raise reason from reason.__cause__
 
-    def draw(self, source: Any, epochs: int = 1, batch_size: int | None = None) -> Iterator[Any]:
+    def draw(
+        self, source: Any, epochs: int | None = None, batch_size: int | None = None
+    ) -> Iterator[Any]:
         """Minibatches of a DataLoader or a map-style dataset, until all epochs are trained.
 
-        The order is the pool's: shuffled anew each epoch over the whole corpus, the same for every
-        number of learners. Each minibatch goes to one learner. A DataLoader's workers are used;
-        what a dataset draws at random in them depends on seed and position alone. Without workers
-        it draws from the generators of this process, as your model does: then only ``prefetch=0``
-        keeps a run repeatable.
+        Each minibatch goes to one learner. The order is the pool's, the same for every number of
+        learners: shuffled anew each epoch over the whole corpus, or, for a DataLoader with
+        ``shuffle=False``, that of the dataset. A DataLoader's workers are used; what a dataset
+        draws at random in them depends on seed and position alone. Without workers it draws from
+        the generators of this process, as your model does: then only ``prefetch=0`` keeps a run
+        repeatable.
+
+        A loop over epochs says how many there will be and draws once in each::
+
+            with unisono.Learner(model, optimizer, epochs=10) as learner:
+                for epoch in range(10):
+                    for x, y in learner.draw(loader):
+                        ...
+
+        After a resume, draws of epochs that were trained before are empty. What is left of an epoch
+        after ``break`` is drawn with the next one.
+
+        To end all learners' loops early, call ``stop()``. ``break`` out of a single ``draw`` ends
+        this learner's part alone: it leaves the run, and what it had not shared is trained by the
+        others; the last to leave is the one that ``is_leader``.
+
+        Args:
+            source: a DataLoader, or a dataset with ``__len__`` and ``__getitem__``.
+            epochs: passes over the data (1 if it is not given); with ``epochs`` of the learner: one
+                pass a call.
+            batch_size: examples a minibatch, for a dataset.
         """
         if not self._inside:
             raise UserError("use the learner in a with statement: with unisono.Learner(...) as l")
-        if self._feed is not None:
-            raise UserError("draw() can be called once for a learner: give it all epochs")
-        self._storage.check_device()
-        # First the workers: forked now, they inherit no connection of the run.
-        feed = self._feed = DataFeed(as_source(source, batch_size), epochs, self._seed)
-        total = feed.positions.total
-        if total < self.learners:
-            raise UserError(
-                f"{self.learners} learners and only {total} minibatches: "
-                "use fewer learners or smaller minibatches"
-            )
-        return self._minibatches(feed)
+        self._check_draw(source, epochs)
+        if self._stream is None:
+            self._storage.check_device()
+            # First the workers: forked now, they inherit no connection of the run.
+            all_epochs = self._epochs or (1 if epochs is None else epochs)
+            feed = self._feed = DataFeed(as_source(source, batch_size), all_epochs, self._seed)
+            total = feed.positions.total
+            if total < self.learners:
+                raise UserError(
+                    f"{self.learners} learners and only {total} minibatches: "
+                    "use fewer learners or smaller minibatches"
+                )
+            self._source = source
+            self._stream = Stream(self._minibatches(feed), feed.positions.epoch, self._advance)
+        self._draws += 1
+        return Draw(self._stream.take(None if self._epochs is None else self._draws - 1))
+
+    def _check_draw(self, source: Any, epochs: int | None) -> None:
+        if self._epochs is None:
+            if self._draws:
+                raise UserError(
+                    "draw() was called before: give it all epochs at once, or say how many calls "
+                    "there will be, an epoch each, with unisono.Learner(..., epochs=E)"
+                )
+        elif epochs not in (None, 1):
+            raise UserError("the Learner was given epochs: then each draw() is one of them")
+        elif self._draws == self._epochs:
+            raise UserError(f"the Learner was given epochs={self._epochs}: draw() was called more")
+        elif self._draws and source is not self._source:
+            raise UserError("draw() takes the same data in every epoch")
+
+    def stop(self) -> None:
+        """Ends the loops of all learners early, for example when validation gets no better.
+
+        Nothing more is handed out. What the learners have in hand is still trained, so that the
+        model is one that all agree on: with ``averaging`` up to four rounds more, with
+        ``allreduce`` some steps, with ``solo`` none. Then the loops end as they do after the last
+        epoch, with one learner that ``is_leader``. A checkpoint can be resumed as if there had been no
+        stop.
+        """
+        rejoiner = self._need_rejoiner()
+        with rejoiner.surviving():
+            rejoiner.session.client.tell(Stop())
+        self._stopped = rejoiner.session.shares_nothing
+
+    def scheduler(self, optimizer: Optimizer, factor: Callable[[float], float]) -> LambdaLR:
+        """A learning rate by ``progress``: the optimizer's own rate times ``factor(progress)``.
+
+        A scheduler that counts steps ends in the wrong place, because each learner takes only its
+        share of them. This one is a ``torch.optim.lr_scheduler.LambdaLR`` that looks at how far the
+        run is whenever ``step()`` is called, as often as you like. It has nothing to keep in a
+        checkpoint::
+
+            scheduler = learner.scheduler(optimizer, lambda progress: 0.1**progress)
+            for x, y in learner.draw(loader, epochs=10):
+                learner.step(criterion(model(x), y))
+                scheduler.step()
+        """
+        return LambdaLR(optimizer, lambda step: factor(self.progress))
 
     def backward(self, loss: torch.Tensor, *, accumulate: bool = False) -> None:
         """``loss.backward()``; after it ``.grad`` is what the strategy wants stepped with.
@@ -181,7 +265,7 @@ class Learner:
     def every(self, *, examples: int) -> bool:
         """Whether, since the last call, this learner trained past a multiple of ``examples``.
 
-        Counted over all learners in the pool's order, so it is true on one learner only.
+        Counted over all learners in the order of time, so it is true on one learner only.
         """
         return self._progress is not None and self._progress.every(examples)
 
@@ -189,7 +273,7 @@ class Learner:
     def consensus(self) -> Iterator[nn.Module]:
         """Inside, the model holds the consensus; after it, its own parameters again."""
         session = self._session
-        vector = None if session is None else session.participant.consensus()
+        vector = None if session is None or self._rejoiner is None else self._rejoiner.consensus()
         if session is None or vector is None:
             yield self.model
             return
@@ -198,7 +282,7 @@ class Learner:
 
     @property
     def progress(self) -> float:
-        """The share of all minibatches that were handed out so far, 0 to 1.
+        """The share of all minibatches that were handed out so far, 0 to 1; it never goes back.
 
         Static sharding: the same on all learners at the same step of a round.
         """
@@ -206,13 +290,21 @@ class Learner:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current minibatch, from 0."""
+        """The epoch that the run was in when the current minibatch was handed out, from 0."""
         return 0 if self._progress is None else self._progress.epoch
 
     @property
     def is_leader(self) -> bool:
-        """After the last minibatch: true on the one learner that should save the model."""
-        return self._session is not None and self._session.stepper.is_leader
+        """After the loop: true on the one learner that should save the model.
+
+        After a ``break`` the learner leaves the run here, or at the end of the with statement; the
+        last one to leave leads.
+        """
+        if self._rejoiner is None or self._session is None:
+            return False
+        if self._epochs is None and self._stream is not None and self._stream.left and self._inside:
+            self._rejoiner.leave_early()
+        return self._session.stepper.is_leader or self._rejoiner.was_last
 
     def event(self, name: str, **fields: Any) -> None:
         """Adds a line to the run's metrics."""
@@ -255,7 +347,11 @@ class Learner:
     def _session(self) -> Session[Any] | None:
         return None if self._rejoiner is None else self._rejoiner.current
 
-    def _minibatches(self, feed: DataFeed) -> Iterator[Any]:
+    def _advance(self, minibatch: Minibatch) -> None:
+        assert self._progress is not None
+        self._progress.advance(minibatch)
+
+    def _minibatches(self, feed: DataFeed) -> Iterator[tuple[Minibatch, Any]]:
         task = self._task(feed)
         if self._resume and self._checkpointer is not None:
             task, self._restored_state = self._checkpointer.restore(task)
@@ -270,13 +366,15 @@ class Learner:
         self._rejoiner = rejoiner
         while True:
             self._end_iteration(rejoiner, progress)
+            if self._stopped:
+                rejoiner.leave_early()
+                break
             found = rejoiner.next()
             if found is None:
                 break
-            minibatch, data = found
-            progress.advance(minibatch)
-            yield data
-        progress.finish()
+            yield found
+        if not self._stopped and not rejoiner.session.stepper.stopped:
+            progress.finish()
         self._report(rejoiner, progress)
 
     def _task(self, feed: DataFeed) -> Task[Any]:

@@ -34,6 +34,12 @@ class Minibatch:
     """Static sharding: set if it is the last one of this learner's part."""
     stand_in: bool = False
     """Another learner's: computed to keep step, with weight 0."""
+    place: int = 0
+    """Its place in the order of time: what ``every`` and ``epoch`` count.
+
+    Static sharding: at step ``k`` of a round member ``i`` of ``W`` has place ``k W + i`` of the round, though
+    the positions of its part lie one after the other. Each place is that of one minibatch.
+    """
     reached: int = 0
     """How far the pool is handed out once it is trained, as a position.
 
@@ -60,6 +66,8 @@ class PoolExhausted:
 
     leader: Address | None
     """The one that sees to the final model."""
+    stopped: bool = False
+    """Whether ``stop`` ended the run before its last epoch."""
 
 
 Item = Minibatch | NewAssignment | EndOfRound | NoFreeLease | PoolExhausted
@@ -91,7 +99,7 @@ class Planner:
                 yield NoFreeLease()
                 answer = self.client.call(RequestAssignment(number, patient=True), "plan")
             if isinstance(answer, Complete):
-                yield PoolExhausted(answer.leader)
+                yield PoolExhausted(answer.leader, answer.stopped)
                 return
             assert not isinstance(answer, Wait)
             assignment = answer.assignment
@@ -107,13 +115,16 @@ class Planner:
         whole = cut(assignment.ranges, round_ * width, (round_ + 1) * width)
         part = assignment.part(round_, self.address)
         steps = count(part)
+        mine = assignment.members.index(self.address)
         end = EndOfRound(sync_round, self._crosses(whole))
-        for step, position in enumerate(_positions(part), start=1):
-            if step < steps:
-                reached = cut(whole, step * members - 1, step * members)[0][1]
-                yield Minibatch(position, sync_round, reached=reached)
+        for step, position in enumerate(_positions(part)):
+            index = step * members + mine
+            place = cut(whole, index, index + 1)[0][0]
+            if step < steps - 1:
+                reached = cut(whole, (step + 1) * members - 1, (step + 1) * members)[0][1]
+                yield Minibatch(position, sync_round, place=place, reached=reached)
             else:
-                yield Minibatch(position, sync_round, end, reached=whole[-1][1])
+                yield Minibatch(position, sync_round, end, place=place, reached=whole[-1][1])
         if part:
             return
         if self.round_plan.lockstep:
@@ -133,11 +144,11 @@ class Planner:
                 yield NoFreeLease()
                 answer = self.client.call(RequestLease(self.want, patient=True), "plan")
             if isinstance(answer, Complete):
-                yield PoolExhausted(answer.leader)
+                yield PoolExhausted(answer.leader, answer.stopped)
                 return
             assert not isinstance(answer, Wait)
             for position in _positions(answer.ranges):
-                yield Minibatch(position, reached=position + 1)
+                yield Minibatch(position, place=position, reached=position + 1)
 
 
 def _positions(ranges: Iterable[Range]) -> Iterator[int]:

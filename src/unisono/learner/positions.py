@@ -16,12 +16,19 @@ class Positions:
     """The positions of a run, as examples.
 
     Position p is minibatch ``p mod M`` of epoch ``p div M``, with M minibatches an epoch. The
-    examples of an epoch are in a keyed order of the whole corpus; its last minibatch may be short,
-    or, with ``drop_last``, is left out.
+    examples of an epoch are in a keyed order of the whole corpus, or, without ``shuffle``, in that
+    of the corpus itself; its last minibatch may be short, or, with ``drop_last``, is left out.
     """
 
     def __init__(
-        self, examples: int, batch_size: int, epochs: int, seed: int, *, drop_last: bool = False
+        self,
+        examples: int,
+        batch_size: int,
+        epochs: int,
+        seed: int,
+        *,
+        drop_last: bool = False,
+        shuffle: bool = True,
     ) -> None:
         if examples == 0:
             raise UserError("there are no examples to train on")
@@ -39,13 +46,13 @@ class Positions:
         self._corpus = examples
         self._examples = min(examples, self.per_epoch * batch_size)
         self._order = Order(examples, seed)
+        self._shuffle = shuffle
         self._block: tuple[int, int, NDArray[np.int64]] = (-1, 0, np.empty(0, np.int64))
 
     def describe(self) -> str:
         """What must be the same for a position to hold the same examples."""
-        return (
-            f"{self._corpus} examples in {self.per_epoch} minibatches of {self.batch_size}, "
-            f"seed {self._order.seed}"
+        return f"{self._corpus} examples in {self.per_epoch} minibatches of {self.batch_size}, " + (
+            f"seed {self._order.seed}" if self._shuffle else "not shuffled"
         )
 
     def epoch(self, position: int) -> int:
@@ -71,6 +78,10 @@ class Positions:
         if epoch != known_epoch or not first <= start < stop <= first + len(examples):
             first = start
             end = min(start + _BLOCK * self.batch_size, self._examples)
-            examples = self._order.indices(epoch, first, end)
+            examples = (
+                self._order.indices(epoch, first, end)
+                if self._shuffle
+                else np.arange(first, end, dtype=np.int64)
+            )
             self._block = (epoch, first, examples)
         return examples[start - first : stop - first]

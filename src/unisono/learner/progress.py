@@ -39,9 +39,9 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current minibatch."""
+        """The epoch that the run was in when the current minibatch was handed out."""
         if self.current is not None:
-            return self._positions.epoch(self.current.position)
+            return self._positions.epoch(self.current.place)
         return self._positions.epoch(max(self._reached - 1, 0))
 
     def every(self, examples: int) -> bool:
@@ -58,5 +58,5 @@ class Progress:
         current = self.current
         if current is None or current.stand_in:
             return False
-        start = self._positions.examples_before(current.position)
-        return (start + self._positions.count(current.position)) // examples > start // examples
+        start = self._positions.examples_before(current.place)
+        return (start + self._positions.count(current.place)) // examples > start // examples

@@ -9,7 +9,7 @@ from typing import Any
 from unisono.coordinator.client import Refused
 from unisono.coordinator.messages import Failed, Leave, Sync
 from unisono.errors import Cause, UserError
-from unisono.fabric import Cancelled
+from unisono.fabric import Cancelled, Vector
 from unisono.learner.placement import Placement, address_at
 from unisono.learner.planner import Minibatch
 from unisono.learner.session import Session
@@ -40,6 +40,10 @@ class Rejoiner:
         self._refused = False
         self.current: Session[Any] | None = None
         """The life that is lived, or the last one; None between two."""
+        self._left = False
+        self._last_consensus: Vector | None = None
+        self.was_last = False
+        """After ``leave``: whether no other learner was left in the run."""
 
     @property
     def session(self) -> Session[Any]:
@@ -87,12 +91,33 @@ class Rejoiner:
         if self.current is None:
             return
         if error is None:
-            self.current.replica.abort_update()
-            with self.surviving():
-                self.current.client.call(Leave(), "session")
+            self.leave()
         elif isinstance(error, Exception) and not isinstance(error, Cancelled):
             self.current.replica.abort_update()
             self._report(error)
+
+    def consensus(self) -> Vector | None:
+        """The strategy's consensus; after ``leave_early`` as it was then."""
+        return self._last_consensus or self.session.participant.consensus()
+
+    def leave_early(self) -> None:
+        """Leaves before the run is over, with the consensus as it is."""
+        if not self._left and self.current is not None:
+            self.current.replica.abort_update()
+            with self.surviving():
+                if self.current.shares_nothing:
+                    self.current.participant.flush()
+                self._last_consensus = self.current.participant.consensus()
+            self.leave()
+
+    def leave(self) -> None:
+        """Leaves the run in good order, once."""
+        if self._left or self.current is None:
+            return
+        self._left = True
+        self.current.replica.abort_update()
+        with self.surviving():
+            self.was_last = self.current.client.call(Leave(), "session").last
 
     def _begin(self) -> None:
         fabric = self._placement.node(address_at(self._placement, self._incarnation))

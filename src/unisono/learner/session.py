@@ -15,7 +15,7 @@ from unisono.learner.replica import LearnerReplica, OptimizerAccess, Storage
 from unisono.learner.stepper import Stepper
 from unisono.learner.task import Task
 from unisono.pool.ranges import merge
-from unisono.strategies.base import Participant, Strategy
+from unisono.strategies.base import Participant, Sharding, Strategy
 
 T = TypeVar("T")
 
@@ -49,6 +49,13 @@ class Session(Generic[T]):
         planner = Planner(self.client, fabric.address, round_plan, task.checkpoint_every, want)
         self._round_plan = round_plan
         self.stepper: Stepper[T] = Stepper(self.replica, self.participant, planner, task)
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether no other learner ever waits for this one: it may end its loop at any step."""
+        return (
+            self._round_plan.sharding is Sharding.STATIC and not self._round_plan.commits_by_round
+        )
 
     def join(self) -> None:
         """Becomes a member, gets its state and begins to plan."""

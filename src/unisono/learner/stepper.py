@@ -61,6 +61,8 @@ class Stepper(Generic[T]):
         self._checkpoint_due = False
         self.data_wait_s = 0.0
         self._leader: Address | None = None
+        self.stopped = False
+        """At the end: whether the run was stopped before its last epoch."""
         self.entered = False
         """Whether this learner has the run's parameters: one that came too late never gets them."""
 
@@ -169,7 +171,7 @@ class Stepper(Generic[T]):
             self._end = item
             self._end_round()
         elif isinstance(item, PoolExhausted):
-            self._leader = item.leader
+            self._leader, self.stopped = item.leader, item.stopped
         elif isinstance(item, NoFreeLease):
             if self._has_open:
                 self._task.on_drop()

@@ -81,6 +81,9 @@ class Pool:
         for start, stop in self.committed:
             self._free.remove(start, stop)
         self._suspect = RangeSet()
+        self.stopped = False
+        self._withdrawn = 0
+        """Positions that ``stop`` took out before anybody had them."""
 
     @property
     def free(self) -> int:
@@ -90,7 +93,13 @@ class Pool:
     @property
     def over(self) -> bool:
         """Whether every position is committed or skipped; an empty pool has not begun."""
-        return 0 < self.total == len(self.committed)
+        return 0 < self.total == len(self.committed) + self._withdrawn
+
+    def stop(self) -> None:
+        """Takes out what nobody has; what was handed out is still to be trained, by anybody."""
+        self.stopped = self.stopped or self.free > 0
+        self._withdrawn += self.free
+        self._free = RangeSet()
 
     def lease(self, who: Address, want: int, learners: int) -> list[Range]:
         """First come, first served; leases shrink with what is left.
