@@ -57,8 +57,8 @@ from hosts_tables import curves, speed_table, training_table
 from unisono.config import load
 from unisono.data import Prep, convert_frames
 from unisono.fabric.network.auth import make_credentials
-from unisono.launch.coordinator_main import ENDPOINT, OUTCOME
-from unisono.learner.placement import CREDENTIALS
+from unisono.launch.coordinator_main import OUTCOME
+from unisono.learner.placement import CREDENTIALS, ENDPOINT
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary

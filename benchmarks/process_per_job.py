@@ -282,7 +282,7 @@ def reside(options: argparse.Namespace, size: Size) -> None:
     def mark(learner: Learner) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
-        learner.meter.report(0, 0.0)  # brings what was waited for up to date
+        learner.meter.report(0.0, 0, 0.0)  # brings what was waited for up to date
         meter = learner.meter
         marks.append((time.monotonic(), meter.data_wait_s, meter.round_wait_s))
 

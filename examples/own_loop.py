@@ -79,4 +79,4 @@ with unisono.Learner(
                 print(f"{learner.progress:4.0%}  held out: {validate():.1%}", flush=True)
     if learner.is_leader:  # true on one learner only, when everything is trained
         with learner.consensus():
-            print(f"done: {validate():.1%} right, {learner.rounds} rounds", flush=True)
+            print(f"done: {validate():.1%} right, {learner.rounds} round(s)", flush=True)

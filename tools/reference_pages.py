@@ -11,7 +11,7 @@ from typing import Any
 import typer.main
 from pydantic import BaseModel
 
-from unisono.cli.main import app
+from unisono.cli.app import app
 from unisono.config import Config
 from unisono.strategies import registry
 from unisono.strategies.base import IN_CODE

@@ -1,25 +1,33 @@
-"""Unisono: many machines, one voice. Choose with one word how the learners agree."""
+"""Unisono: many machines, one voice. Choose with one word how the learners agree.
+
+What is named here is imported when it is used: torch takes seconds, and a command line must be able
+to answer, and to be interrupted, at once.
+"""
 
 from __future__ import annotations
 
-from unisono.errors import UserError
-from unisono.learner.learner import Learner
-from unisono.strategies import (
-    AllReduce,
-    AveragedServer,
-    Averaging,
-    BlockMomentum,
-    DelayByOne,
-    GossipFixed,
-    GossipRandom,
-    Nesterov,
-    Plain,
-    PushKind,
-    Server,
-    Sharding,
-    SlowMo,
-    Solo,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.errors import UserError
+    from unisono.learner.learner import Learner
+    from unisono.strategies import (
+        AllReduce,
+        AveragedServer,
+        Averaging,
+        BlockMomentum,
+        DelayByOne,
+        GossipFixed,
+        GossipRandom,
+        Nesterov,
+        Plain,
+        PushKind,
+        Server,
+        Sharding,
+        SlowMo,
+        Solo,
+    )
 
 __version__ = "0.1.0.dev0"
 
@@ -41,3 +49,17 @@ __all__ = [
     "Solo",
     "UserError",
 ]
+_ELSEWHERE = {"Learner": "unisono.learner.learner", "UserError": "unisono.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_module("unisono.learner.uncaught").install()
+    for each in __all__:
+        globals()[each] = getattr(import_module(_ELSEWHERE.get(each, "unisono.strategies")), each)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -445,6 +445,23 @@ class _Layers:
         return path, ""
 
 
+def describe_keys(table: ConfigTable | None = None, prefix: str = "") -> list[tuple[str, str, str]]:
+    """Every key with its default, as in config.toml, and what it means."""
+    rows = []
+    table = table or Config()
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, ConfigTable):
+            rows += describe_keys(value, f"{prefix}{name}.")
+        else:
+            plain = value.value if isinstance(value, Enum) else value
+            known = {} if plain is None else {"x": plain}
+            default = tomli_w.dumps(known, indent=0).partition("=")[2]
+            default = " ".join(default.split()).replace("[ ", "[").replace(", ]", "]")
+            rows.append((prefix + name, default, field.description or ""))
+    return rows
+
+
 def _wanted(kind: str, message: str) -> str:
     if kind in ("model_type", "dict_type"):
         return "must be a table"

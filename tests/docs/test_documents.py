@@ -11,7 +11,7 @@ import pytest
 import typer.main
 from pydantic import BaseModel
 
-from unisono.cli.main import app
+from unisono.cli.app import app
 from unisono.config import Config, load
 from unisono.errors import UserError
 from unisono.strategies.registry import make, names

@@ -7,7 +7,7 @@ import pytest
 from unisono.fabric.network.link_probe import LinkMeasurement
 from unisono.launch.doctor import Pair, Severity, judge, judge_company, measure_here
 from unisono.launch.doctor_cluster import ALL_PAIRS, pairs_of
-from unisono.launch.machine import Interface, Machine, survey
+from unisono.launch.machine import Disk, Interface, Machine, survey
 
 GIB = 2**30
 GOOD = Machine(
@@ -24,6 +24,8 @@ GOOD = Machine(
     files=65536,
     files_most=65536,
     interfaces=(Interface("eth0", True, 1000),),
+    disks=(Disk("/work", 20 * GIB, 10 * GIB),),
+    extras=(("cluster", "ray"), ("speech", "")),
 )
 
 
@@ -47,6 +49,8 @@ def test_nothing_to_change_on_a_good_machine() -> None:
         ({"shared_memory": None}, "/dev/shm", Severity.ADVICE),
         ({"files": 1024}, "open files", Severity.ADVICE),
         ({"files": 32, "files_most": 32}, "open files", Severity.FAULT),
+        ({"disks": (Disk("/work", GIB, 10 * GIB),)}, "disk /work", Severity.ADVICE),
+        ({"disks": (Disk("/work", GIB // 20, 10 * GIB),)}, "disk /work", Severity.FAULT),
         ({"anonymous_memory": False}, "anonymous memory", Severity.FAULT),
     ],
 )
@@ -59,6 +63,14 @@ def test_what_is_wrong_is_found_with_what_to_do(
     assert set(others.values()) == {Severity.FINE}
     finding = next(f for f in judge(machine) if f.what == what)
     assert bool(finding.advice) == (mark is not Severity.FINE)
+
+
+def test_extras_that_are_missing_are_named() -> None:
+    (found,) = [finding for finding in judge(GOOD) if finding.what == "extras"]
+    assert found.found == "speech, not cluster (no ray)" and "'unisono[cluster]'" in found.advice
+    here = dict(survey().extras)
+    assert set(here) == {"cluster", "speech", "demo"}
+    assert all(disk.free > 0 for disk in survey().disks)
 
 
 def test_machines_are_compared() -> None:

@@ -442,7 +442,7 @@ def test_a_second_draw() -> None:
                 learner.step(loss_of(model, batch))
             learner.draw(dataset(), batch_size=BATCH)
 
-    refused(loop, "can be called once", alone)
+    refused(loop, "was called before", alone)
 
 
 def test_outside_of_the_with_statement() -> None:

@@ -18,8 +18,15 @@ from unisono.config import load
 from unisono.data import Part, Prep
 from unisono.fabric.network.auth import make_credentials
 from unisono.fabric.network.endpoints import SocketAddress
-from unisono.launch.coordinator_main import ENDPOINT, JOURNAL, OUTCOME
-from unisono.learner.placement import COORDINATOR_AT, CREDENTIALS, LEARNER, LEARNERS, TIMEOUT
+from unisono.launch.coordinator_main import JOURNAL, OUTCOME
+from unisono.learner.placement import (
+    COORDINATOR_AT,
+    CREDENTIALS,
+    ENDPOINT,
+    LEARNER,
+    LEARNERS,
+    TIMEOUT,
+)
 from unisono.runs.directory import RunDirectory
 
 SETS = ["network.hidden=[64]", "validation.enabled=false", "checkpoint.every=1000000"]

@@ -39,13 +39,15 @@ def compare(
     test: Annotated[
         Path | None, typer.Option(help="A Kaldi data directory: decode each chosen run.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data.", show_default="3")
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Any configuration key, for all.",
+            help="Any key, for all; `unisono train --keys` lists them.",
         ),
     ] = None,
 ) -> None:

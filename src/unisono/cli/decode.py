@@ -19,7 +19,7 @@ def decode(
     ],
     out: Annotated[Path, typer.Option(help="Takes hyp.txt and score.json; must not exist.")],
     lm: Annotated[
-        Path | None, typer.Option(help="An ARPA language model.  [default: the prepared one]")
+        Path | None, typer.Option(help="An ARPA language model.", show_default="the prepared one")
     ] = None,
     order: Annotated[int, typer.Option(help="Longest n-grams used, in words; 0: all.", min=0)] = 0,
     like: Annotated[

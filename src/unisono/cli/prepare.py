@@ -41,7 +41,7 @@ def prepare(
         ),
     ] = None,
     lm: Annotated[
-        Path | None, typer.Option(help="An ARPA language model.  [default: of the text]")
+        Path | None, typer.Option(help="An ARPA language model.", show_default="of the text")
     ] = None,
     order: Annotated[
         int, typer.Option(help="Length of the n-grams of the text, in words.", min=1, max=5)
@@ -92,8 +92,10 @@ def prepare(
         prep = convert_frames(frames, out, heldout_share=heldout, seed=seed)
     else:
         assert data is not None
-        if (lexicon is None) == (alignments is None):
+        if lexicon is None and alignments is None:
             raise UserError("a data directory needs --lexicon FILE, or --alignments FILE instead")
+        if lexicon is not None and alignments is not None:
+            raise UserError("--alignments has the states already: leave --lexicon out, or it")
         inputs = InputOptions(
             rate=rate, channel=channel, resample=resample, allow_pipes=allow_pipes, oov=oov
         )

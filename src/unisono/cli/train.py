@@ -6,13 +6,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from unisono.config import ValidationChoice, load
+from unisono.config import ValidationChoice, describe_keys, load
 from unisono.fabric.local.background import process_start
 from unisono.launch.exit_codes import exit_on_error
-from unisono.launch.torchrun import Rank, train_as_rank
+from unisono.launch.torchrun import train_as_rank
+from unisono.learner.checkpoint_files import checkpoints
+from unisono.learner.ranks import Rank
+from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
 from unisono.training import train as training
+from unisono.training.display import show
+from unisono.verbosity import log_to_terminal
+
+
+def _list_keys(wanted: bool) -> None:
+    if wanted:
+        table = Table("key", "default", "meaning", box=None, pad_edge=False)
+        for row in describe_keys():
+            table.add_row(*(Text(cell) for cell in row))
+        show(table)
+        raise typer.Exit()
 
 
 def train(
@@ -24,23 +40,36 @@ def train(
     ] = Path("run"),
     strategy: Annotated[
         str | None,
-        typer.Option(help="How learners agree.  [default: solo for 1 learner, else averaging]"),
+        typer.Option(
+            help="How learners share what they learn; see below.",
+            show_default="solo for 1 learner, else averaging",
+        ),
     ] = None,
-    learners: Annotated[str | None, typer.Option(help="Learners.  [default: 1]")] = None,
-    cluster: Annotated[str | None, typer.Option(help="A Ray cluster: auto or ADDRESS.")] = None,
+    learners: Annotated[
+        str | None,
+        typer.Option(
+            help="Learners, a process each: N, or MIN:MAX on a cluster.", show_default="1"
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A Ray cluster: auto or ADDRESS.", show_default="this machine"),
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="dnn, tdnn, lstm or blstm.  [default: dnn]")
+        str | None, typer.Option(help="Acoustic model; see below.", show_default="dnn")
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="sgd, ng-sgd or adamw.  [default: sgd]")
+        str | None, typer.Option(help="Optimizer; see below.", show_default="sgd")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data.", show_default="3")
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of parameters and order of data.  [default: 0]")
+        int | None, typer.Option(help="Of parameters and order of data.", show_default="0")
     ] = None,
     validation: Annotated[
         ValidationChoice | None,
-        typer.Option(help="none: train on held-out speakers, too.  [default: heldout]"),
+        typer.Option(help="none: train on held-out speakers, too.", show_default="heldout"),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A TOML file, such as another run's config.toml.")
@@ -50,18 +79,28 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Any configuration key.",
+            help="Any key of a run's config.toml; `unisono train --keys` lists them.",
         ),
     ] = None,
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="List all keys and exit.", callback=_list_keys, is_eager=True),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the run's newest whole checkpoint.")
     ] = False,
     respawn: Annotated[
         bool | None,
-        typer.Option("--respawn/--no-respawn", help="Replace learners that die.  [default: yes]"),
+        typer.Option(
+            "--respawn/--no-respawn", help="Replace learners that die.", show_default="yes"
+        ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log what learners and coordinator do.")
+    ] = False,
 ) -> None:
     """Train a model on prepared data, with any number of learners and any strategy."""
+    log_to_terminal(verbose=verbose)
     rank = Rank.from_environment()
     flags = {
         "prep": None if prep is None else str(prep.resolve()),
@@ -77,15 +116,25 @@ def train(
     }
     file = out / "config.toml" if resume and config is None and out.exists() else config
     settings = load(file, sets or [], flags)
-    if rank is None:
-        summary: Summary | None = training.train(
-            settings, out, resume=resume, began=process_start()
-        )
-    else:
-        with exit_on_error():
-            summary = train_as_rank(rank, settings, out, resume=resume)
+    try:
+        if rank is None:
+            summary: Summary | None = training.train(
+                settings, out, resume=resume, began=process_start()
+            )
+        else:
+            with exit_on_error():
+                summary = train_as_rank(rank, settings, out, resume=resume)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_way_on(out)) from None
     if summary is None:
         return
     for line in summary.lines():
         typer.echo(line)
     typer.echo(f"report: {out / 'report.html'}")
+
+
+def _way_on(out: Path) -> str:
+    """What to do after an interruption."""
+    if checkpoints(RunDirectory(out).checkpoints):
+        return f"go on from its newest checkpoint with: unisono train --resume --out {out}"
+    return f"there is no checkpoint yet: remove {out}, or go on with --resume from the start"

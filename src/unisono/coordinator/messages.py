@@ -165,6 +165,8 @@ class Join(Request[Admitted]):
     """Becomes a member."""
 
     endpoint: str
+    metrics: str = ""
+    """A file for the run's events, if the coordinator was told none."""
 
 
 @dataclass(frozen=True)

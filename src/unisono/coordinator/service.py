@@ -31,7 +31,7 @@ from unisono.coordinator.messages import (
 from unisono.coordinator.outbox import RETRY_S, Outbox
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
-from unisono.errors import Cause
+from unisono.errors import Cause, UserError
 from unisono.fabric.address import Address
 from unisono.fabric.api import Cancelled, ConnectionLost, Fabric, Member, Rejected, TimedOut
 
@@ -59,7 +59,8 @@ class Service:
     where nobody listens any more, on several. ``fixed``: nobody may be lost, or the run has failed.
     A run begins when the ``expected`` learners are there; who has not come after a while is not
     waited for, unless the run ``waits_for_all``, because whoever starts them sees to it that they
-    come. Events have the time since the run ``began``, maybe in an earlier life of the coordinator.
+    come. Events go to ``sink``, or to what ``open_sink`` makes of a path that the learners name;
+    they have the time since the run ``began``, maybe in an earlier life of the coordinator.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Service:
         timeout: float,
         fixed: bool = False,
         sink: Sink | None = None,
+        open_sink: Callable[[str], Sink] | None = None,
         on_checkpoint: OnCheckpoint | None = None,
         waits_for_all: bool = False,
         began: float | None = None,
@@ -82,6 +84,7 @@ class Service:
         self._fixed = fixed
         self._waits_for_all = waits_for_all
         self._sink = sink or (lambda event: None)
+        self._open_sink = None if sink is not None else open_sink
         self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
         self._outbox = Outbox(fabric)
@@ -108,6 +111,7 @@ class Service:
             commands += self._fail_of_a_loss(commands)
             outputs: list[Output] = []
             for command in commands:
+                self._note_metrics(command)
                 self._tell_of(command)
                 if isinstance(command.operation, Lost):
                     self._outbox.forget(command.who)
@@ -177,6 +181,7 @@ class Service:
         now = self._fabric.now()
         for command in self._journal.replay():
             self._note_member(command)
+            self._note_metrics(command)
             self.state.apply(command)
             # Who left last may not have been told before the coordinator died.
             self._stay_until = now + STAY_S
@@ -257,6 +262,7 @@ class Service:
 
     def _tell(self, event: str, fields: dict[str, Any]) -> None:
         """Writes a line of the metrics."""
+        log.debug("unisono: %s %s", event, fields)
         self._sink({**fields, "event": event, "time": self._fabric.now() - self._began})
 
     def _tell_of(self, command: Command) -> None:
@@ -278,6 +284,16 @@ class Service:
     def _note_member(self, command: Command) -> None:
         if isinstance(command.operation, Join):
             self._fabric.meet(Member(command.who, command.operation.endpoint))
+
+    def _note_metrics(self, command: Command) -> None:
+        """Where the learners want the run's events, if it was not said at the start."""
+        path = command.operation.metrics if isinstance(command.operation, Join) else ""
+        if path and self._open_sink is not None:
+            try:
+                self._sink = self._open_sink(path)
+            except (OSError, UserError) as error:
+                log.warning("unisono: no metrics in %s: %s", path, error)
+            self._open_sink = None
 
     def _find_silent(self) -> list[Command]:
         """Those to be declared dead; the last that has the model is waited for longer.

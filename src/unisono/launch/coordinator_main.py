@@ -19,15 +19,14 @@ from unisono.fabric.local.host import Host
 from unisono.fabric.network.endpoints import SocketAddress, tcp_place
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.files import AppendFile
-from unisono.learner.placement import COORDINATOR_SOCKET, CREDENTIALS, commit_checkpoint
+from unisono.learner.placement import COORDINATOR_SOCKET, CREDENTIALS, ENDPOINT, commit_checkpoint
 from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event
+from unisono.verbosity import log_to_terminal
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
 BEGAN = "began"
-ENDPOINT = "endpoint"
-"""Where the coordinator is reached; its next incarnation takes the same place."""
 
 
 class Events:
@@ -43,6 +42,11 @@ class Events:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _open_events(path: str) -> Events:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return Events(Path(path))
 
 
 def outcome_of(state: State) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def coordinate(
         timeout=timeout,
         fixed=fixed,
         sink=events,
+        open_sink=_open_events,
         on_checkpoint=commit_checkpoint,
         waits_for_all=waits_for_all,
         began=_began(directory, node.now()),
@@ -151,6 +156,7 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true", help="the loss of one ends the run")
     parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
+    log_to_terminal()
     try:
         host = host_in(options.directory, options.address)
         outcome = coordinate(

@@ -12,7 +12,8 @@ from pathlib import Path
 from unisono.fabric import Address, Member
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.link_probe import LinkMeasurement, echo, probe
-from unisono.launch.machine import Machine, survey
+from unisono.launch.machine import Disk, Machine, survey
+from unisono.text import counted
 
 OLDEST_TORCH = (2, 11)
 _MIB, _GIB = 2**20, 2**30
@@ -59,6 +60,8 @@ def judge(machine: Machine) -> list[Finding]:
         _memory(machine),
         _shared_memory(machine),
         _files(machine),
+        *(_disk(machine, disk) for disk in machine.disks),
+        _extras(machine),
         _interfaces(machine),
     ]
     if not machine.anonymous_memory:
@@ -95,7 +98,7 @@ def _memory(machine: Machine) -> Finding:
         return Finding(machine.host, "memory", found, Severity.FAULT, advice)
     if machine.memory_free < machine.cores * _GIB // 2:
         learners = max(1, int(machine.memory_free / (_GIB / 2)))
-        advice = f"room for about {learners} learners, fewer than cores"
+        advice = f"room for about {counted(learners, 'learner')}, fewer than cores"
         return Finding(machine.host, "memory", found, Severity.ADVICE, advice)
     return Finding(machine.host, "memory", found)
 
@@ -118,6 +121,25 @@ def _files(machine: Machine) -> Finding:
         advice = "raise nofile to 65536 in /etc/security/limits.conf, and log in again"
     mark = Severity.FAULT if machine.files < 64 else Severity.ADVICE
     return Finding(machine.host, "open files", f"{machine.files} a process", mark, advice)
+
+
+def _disk(machine: Machine, disk: Disk) -> Finding:
+    what, found = f"disk {disk.folder}", f"{disk.free / _GIB:.1f} GiB free"
+    if disk.free >= disk.wanted:
+        return Finding(machine.host, what, found)
+    advice = f"prepared data and checkpoints need room: keep {disk.wanted / _GIB:.0f} GiB free"
+    mark = Severity.FAULT if disk.free < _GIB // 10 else Severity.ADVICE
+    return Finding(machine.host, what, found, mark, advice)
+
+
+def _extras(machine: Machine) -> Finding:
+    """What is missing is no fault: training on a PREP needs no extra."""
+    here = [extra for extra, missing in machine.extras if not missing]
+    absent = [f"{extra} (no {missing})" for extra, missing in machine.extras if missing]
+    found = ", ".join([*here, *(f"not {text}" for text in absent)]) or "none"
+    names = ",".join(extra for extra, missing in machine.extras if missing)
+    advice = f"where you need them: pip install 'unisono[{names}]'" if names else ""
+    return Finding(machine.host, "extras", found, advice=advice)
 
 
 def _interfaces(machine: Machine) -> Finding:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from unisono.coordinator.client import Abandoned, CoordinatorLost
-from unisono.errors import UserError
+from unisono.coordinator.client import Abandoned
+from unisono.learner.uncaught import one_line, say_once
 
 ABANDONED = 3
 """Exit status of a learner that leaves because another one failed."""
@@ -19,12 +19,9 @@ def exit_on_error() -> Iterator[None]:
     """Errors of others and of the user inside end the process, without a traceback."""
     try:
         yield
-    except Abandoned as abandoned:
-        print(f"unisono: stopped, because {abandoned.line}", file=sys.stderr)
-        sys.exit(ABANDONED)
-    except CoordinatorLost as lost:
-        print(f"unisono: {lost}; go on from a checkpoint with --resume", file=sys.stderr)
-        sys.exit(FAILED)
-    except UserError as error:
-        print(f"unisono: {error}", file=sys.stderr)
-        sys.exit(FAILED)
+    except Exception as error:
+        line = one_line(error)
+        if line is None:
+            raise
+        say_once(line)
+        sys.exit(ABANDONED if isinstance(error, Abandoned) else FAILED)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ GRACE_S = 4.0
 """Seconds that everybody has to leave when the run is abandoned."""
 MOST_RESTARTS = 100
 ASKED_S = 0.5
-"""Seconds between two questions whether more learners are wanted."""
+"""Seconds between two looks at what else there is to do, such as more learners that are wanted."""
 
 
 @dataclass
@@ -60,7 +60,11 @@ class Launch:
     threads: int = 0
     """Cores a learner; 0: the cores divided among the learners."""
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What learners are told besides."""
     on_start: Callable[[ChildProcesses], None] = lambda children: None
+    on_turn: Callable[[], None] = lambda: None
+    """Called twice a second."""
     wanted: Callable[[], int] | None = None
     """How many learners there should be by now: more than ``learners`` are started when it says so.
 
@@ -113,6 +117,7 @@ class Launch:
             LEARNERS: str(self.learners),
             TIMEOUT: str(self.timeout),
             "OMP_NUM_THREADS": str(threads),
+            **self.environment,
         }
         name = f"learner {number}"
         if pause:
@@ -124,7 +129,8 @@ class Launch:
     def _watch(self, directory: Path) -> Outcome:
         restarts, failure = 0, ""
         while self._children.running:
-            for ended in self._children.wait(None if self.wanted is None else ASKED_S):
+            self.on_turn()
+            for ended in self._children.wait(ASKED_S):
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
                         continue
@@ -149,6 +155,7 @@ class Launch:
                 self._children.stop(GRACE_S)
             elif self.wanted is not None and self._children.running:
                 self._grow(directory, self.wanted())
+        self.on_turn()
         return self._outcome(directory, failure)
 
     def _on_death(self, directory: Path, ended: ChildExit) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import resource
 import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +16,20 @@ import torch
 import unisono
 
 _SHARED_MEMORY = Path("/dev/shm")
+_EXTRAS = {
+    "cluster": ("ray",),
+    "speech": (
+        "soundfile",
+        "soxr",
+        "kaldi_native_fbank",
+        "kaldifst",
+        "kaldi_decoder",
+        "kaldialign",
+    ),
+    "demo": ("espeakng_loader",),
+}
+"""The modules of each extra of the package."""
+_GIB = 2**30
 _INTERFACES = Path("/sys/class/net")
 
 
@@ -25,6 +41,16 @@ class Interface:
     up: bool
     megabits: int | None
     """Its speed, where the kernel tells one."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Room in a folder, in bytes."""
+
+    folder: str
+    free: int
+    wanted: int
+    """What one would like to have there."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +74,10 @@ class Machine:
     files_most: int = 0
     """The same, at most, if it asks for more."""
     interfaces: tuple[Interface, ...] = field(default=())
+    disks: tuple[Disk, ...] = ()
+    """Where runs and their journals are written: the current folder, and the temporary one."""
+    extras: tuple[tuple[str, str], ...] = ()
+    """The optional parts of Unisono, and the first package that each lacks, or nothing."""
     anonymous_memory: bool = True
     """Whether memory without a name can be shared, as learners of one machine do."""
 
@@ -70,8 +100,22 @@ def survey() -> Machine:
         files=files,
         files_most=files_most,
         interfaces=_interfaces(),
+        disks=(_disk(Path.cwd(), 10 * _GIB), _disk(Path(tempfile.gettempdir()), _GIB)),
+        extras=_extras(),
         anonymous_memory=_has_anonymous_memory(),
     )
+
+
+def _disk(folder: Path, wanted: int) -> Disk:
+    return Disk(str(folder), shutil.disk_usage(folder).free, wanted)
+
+
+def _extras() -> tuple[tuple[str, str], ...]:
+    found = []
+    for extra, modules in _EXTRAS.items():
+        missing = (name for name in modules if importlib.util.find_spec(name) is None)
+        found.append((extra, next(missing, "")))
+    return tuple(found)
 
 
 def _gpus() -> tuple[str, ...]:

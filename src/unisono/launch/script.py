@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from unisono.launch.learner_job import Script
 from unisono.launch.local import Launch, Outcome
 from unisono.launch.ray_cluster import ClusterRun
 from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
+from unisono.launch.room import check_range, warn_of_crowd
+from unisono.text import counted
 
 
 def launch_script(
-    script: Path,
+    script: str,
     arguments: tuple[str, ...],
     *,
+    is_module: bool = False,
     learners: str,
     cluster: str = "",
     timeout: float = 10.0,
@@ -25,26 +29,51 @@ def launch_script(
 ) -> Outcome:
     """Runs it to the end.
 
+    Args:
+        script: a file, or the name of a module.
+        arguments: what follows it.
+        is_module: whether it is a module.
+        learners: N, or MIN:MAX on a cluster.
+        cluster: a Ray cluster; empty: this machine.
+        timeout: seconds that a silent learner is believed to live.
+        threads: cores a learner; 0: the cores divided among the learners.
+        respawn: whether learners that die are replaced.
+
     Raises:
-        UserError: there is no such script, or no such cluster.
+        UserError: there is no such script, no such cluster, or no learner in the script.
     """
-    if not script.is_file():
-        raise UserError(f"there is no script {script}")
+    if not math.isfinite(timeout) or timeout <= 0:
+        raise UserError(f"--timeout is {timeout:g}: it must be more than 0 seconds")
+    if threads < 0:
+        raise UserError(f"--threads is {threads}: it must be 0 or more")
     try:
         least, most = read_range(learners)
     except ValueError as error:
         raise UserError(f"--learners {error}, but is {learners!r}") from None
+    if not is_module and not Path(script).is_file():
+        raise UserError(f"there is no script {script}")
     if not cluster:
-        command = [sys.executable, "-m", "unisono.launch.script_main", str(script), *arguments]
-        return Launch(
+        check_range(least, most)
+        warn_of_crowd(most)
+        option = ["-m"] if is_module else []
+        command = [sys.executable, "-m", "unisono.launch.script_main", *option, script, *arguments]
+        outcome = Launch(
             command=command, learners=most, timeout=timeout, threads=threads, respawn=respawn
         ).run()
+        if not outcome.failed and not outcome.coordinator["joined"]:
+            raise UserError(
+                f"{script} has made no unisono.Learner: {counted(most, 'copy', 'copies')} of it "
+                "ran, and shared nothing"
+            )
+        return outcome
+    if is_module:
+        raise UserError("-m is for this machine: give the path of a script with --cluster")
     with entered(cluster) as ray:
         nodes = living_nodes(ray)
         gpus = gpus_for(DeviceChoice.AUTO, nodes)
         return ClusterRun(
             ray=ray,
-            work=Script.of(script, arguments),
+            work=Script.of(Path(script), arguments),
             least=least,
             most=most,
             cores=threads or cores_for(nodes, least, gpus),

@@ -21,9 +21,11 @@ from torch.utils.data import (
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from unisono.errors import UserError
+from unisono.learner.placement import Placement
 from unisono.learner.planner import Minibatch
 from unisono.learner.positions import Positions
 from unisono.learner.workers import Workers, WorkerSettings
+from unisono.text import counted
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +143,30 @@ class DataFeed:
             self._workers = None
 
 
+def make_feed(source: DataSource, epochs: int, seed: int, placement: Placement) -> DataFeed:
+    """The feed of one learner; learner 0 says what deserves a word.
+
+    Raises:
+        UserError: there are more learners than minibatches.
+    """
+    if not source.shuffle and placement.number == 0:
+        _log.warning(
+            "unisono: the DataLoader has shuffle=False: minibatches come in the dataset's order; "
+            "give it shuffle=True to shuffle them anew each epoch"
+        )
+    feed = DataFeed(source, epochs, seed)
+    total = feed.positions.total
+    if total < placement.learners:
+        feed.stop()
+        feed.close()
+        minibatches = counted(total, "minibatch", "minibatches")
+        raise UserError(
+            f"{placement.learners} learners and only {minibatches}: use fewer learners or smaller "
+            "minibatches"
+        )
+    return feed
+
+
 def as_source(data: Any, batch_size: int | None) -> DataSource:
     """What the user gave to ``draw``; what cannot be divided among learners is refused."""
     if isinstance(data, IterableDataset) or (
@@ -169,11 +195,6 @@ def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> DataSource:
             "its own (shuffle=True or False), or the dataset"
         )
     shuffle = type(batches.sampler) is RandomSampler
-    if not shuffle:
-        _log.warning(
-            "the DataLoader has shuffle=False: minibatches come in the dataset's order; give it "
-            "shuffle=True to shuffle them anew each epoch"
-        )
     assert loader.collate_fn is not None
     crew = None
     if loader.num_workers > 0:

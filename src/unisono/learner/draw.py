@@ -29,6 +29,42 @@ class Draw(Iterator[Any]):
         )
 
 
+class Draws:
+    """How often ``draw`` may be called, and with what: once, or once in each of ``epochs``."""
+
+    def __init__(self, epochs: int | None) -> None:
+        if epochs is not None and epochs < 1:
+            raise UserError(f"epochs is {epochs}: it must be at least 1")
+        self._epochs = epochs
+        self._count = 0
+        self._source: Any = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one ``draw`` for all epochs."""
+        return self._epochs is None
+
+    def next(self, source: Any, epochs: int | None) -> tuple[int, int | None]:
+        """Another call: how many epochs there are in all, and which is meant; None: all."""
+        if self._epochs is None:
+            if self._count:
+                raise UserError(
+                    "draw() was called before: give it all epochs at once, or say how many calls "
+                    "there will be, an epoch each, with unisono.Learner(..., epochs=E)"
+                )
+            self._count = 1
+            return 1 if epochs is None else epochs, None
+        if epochs not in (None, 1):
+            raise UserError("the Learner was given epochs: then each draw() is one of them")
+        if self._count == self._epochs:
+            raise UserError(f"the Learner was given epochs={self._epochs}: draw() was called more")
+        if self._count and source is not self._source:
+            raise UserError("draw() takes the same data in every epoch")
+        self._source = source
+        self._count += 1
+        return self._epochs, self._count - 1
+
+
 class Stream:
     """The minibatches of a run at one learner, handed on an epoch at a time.
 

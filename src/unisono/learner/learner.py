@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +20,10 @@ from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.blocking import check_may_block
 from unisono.learner.checkpoint_files import NotWrittenError
 from unisono.learner.checkpointer import Checkpointer, Stateful
-from unisono.learner.data_feed import DataFeed, as_source
-from unisono.learner.draw import Draw, Stream
+from unisono.learner.data_feed import DataFeed, as_source, make_feed
+from unisono.learner.draw import Draw, Draws, Stream
 from unisono.learner.finite_guard import FiniteGuard
-from unisono.learner.log import LearnerLog
+from unisono.learner.log import METRICS, LearnerLog
 from unisono.learner.meter import Meter
 from unisono.learner.optimizers import Optimizers
 from unisono.learner.placement import find_placement
@@ -51,12 +52,14 @@ class Learner:
             ``draw`` is called once, and is given all epochs.
         seed: of the order of the data; the same for all learners.
         prefetch: minibatches made ahead, beside the training.
-        checkpoints: a directory for checkpoints.
+        checkpoints: a directory for checkpoints, and for ``metrics.jsonl``: what ``event`` was
+            given, and what the learners tell of themselves.
         checkpoint_every: examples (of all learners) between checkpoints; 0: once an epoch.
         keep: how many checkpoints stay.
         resume: go on from the newest whole checkpoint, if there is one.
         extra_state: other objects whose state belongs in a checkpoint: schedulers, a GradScaler.
         log: a file for what this learner trained and saw agreed, one JSON line each.
+        quiet: say nothing at the start; otherwise learner 0 says how the strategy works.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Learner:
         resume: bool = False,
         extra_state: Mapping[str, Stateful] | None = None,
         log: Path | str | None = None,
+        quiet: bool = False,
     ) -> None:
         self._placement = find_placement()
         self.number = self._placement.number
@@ -88,9 +92,7 @@ class Learner:
         self._optimizers = Optimizers(optimizers, self._before_update, self._after_update)
         self._storage = ModelStorage(model)
         self._guard = FiniteGuard()
-        if epochs is not None and epochs < 1:
-            raise UserError(f"epochs is {epochs}: it must be at least 1")
-        self._epochs = epochs
+        self._draws = Draws(epochs)
         self._seed = seed
         self._prefetch = prefetch
         if keep < 1:
@@ -101,14 +103,12 @@ class Learner:
         self._resume = resume
         self._extra_state = dict(extra_state or {})
         self._log = None if log is None else LearnerLog(Path(log))
+        self._quiet = quiet
         self._checkpointer: Checkpointer | None = None
         self._restored_state: StateBundle | None = None
         self._feed: DataFeed | None = None
         self._stream: Stream | None = None
-        self._source: Any = None
-        self._draws = 0
-        self._stopped = False
-        """Whether this learner, which shares nothing, was stopped."""
+        self._stopped = False  # only where nothing is shared: there it ends the loop at once
         self._progress: Progress | None = None
         self._rejoiner: Rejoiner | None = None
         self._inside = False
@@ -166,7 +166,7 @@ class Learner:
 
         To end all learners' loops early, call ``stop()``. ``break`` out of a single ``draw`` ends
         this learner's part alone: it leaves the run, and what it had not shared is trained by the
-        others; the last to leave is the one that ``is_leader``.
+        others; ``is_leader`` is then true on the last to leave.
 
         Args:
             source: a DataLoader, or a dataset with ``__len__`` and ``__getitem__``.
@@ -176,36 +176,15 @@ class Learner:
         """
         if not self._inside:
             raise UserError("use the learner in a with statement: with unisono.Learner(...) as l")
-        self._check_draw(source, epochs)
+        all_epochs, epoch = self._draws.next(source, epochs)
         if self._stream is None:
             self._storage.check_device()
             # First the workers: forked now, they inherit no connection of the run.
-            all_epochs = self._epochs or (1 if epochs is None else epochs)
-            feed = self._feed = DataFeed(as_source(source, batch_size), all_epochs, self._seed)
-            total = feed.positions.total
-            if total < self.learners:
-                raise UserError(
-                    f"{self.learners} learners and only {total} minibatches: "
-                    "use fewer learners or smaller minibatches"
-                )
-            self._source = source
+            feed = self._feed = make_feed(
+                as_source(source, batch_size), all_epochs, self._seed, self._placement
+            )
             self._stream = Stream(self._minibatches(feed), feed.positions.epoch, self._advance)
-        self._draws += 1
-        return Draw(self._stream.take(None if self._epochs is None else self._draws - 1))
-
-    def _check_draw(self, source: Any, epochs: int | None) -> None:
-        if self._epochs is None:
-            if self._draws:
-                raise UserError(
-                    "draw() was called before: give it all epochs at once, or say how many calls "
-                    "there will be, an epoch each, with unisono.Learner(..., epochs=E)"
-                )
-        elif epochs not in (None, 1):
-            raise UserError("the Learner was given epochs: then each draw() is one of them")
-        elif self._draws == self._epochs:
-            raise UserError(f"the Learner was given epochs={self._epochs}: draw() was called more")
-        elif self._draws and source is not self._source:
-            raise UserError("draw() takes the same data in every epoch")
+        return Draw(self._stream.take(epoch))
 
     def stop(self) -> None:
         """Ends the loops of all learners early, for example when validation gets no better.
@@ -213,8 +192,8 @@ class Learner:
         Nothing more is handed out. What the learners have in hand is still trained, so that the
         model is one that all agree on: with ``averaging`` up to four rounds more, with
         ``allreduce`` some steps, with ``solo`` none. Then the loops end as they do after the last
-        epoch, with one learner that ``is_leader``. A checkpoint can be resumed as if there had been no
-        stop.
+        epoch, and ``is_leader`` is true on one learner. A checkpoint can be resumed as if there had
+        been no stop.
         """
         rejoiner = self._need_rejoiner()
         with rejoiner.surviving():
@@ -302,12 +281,13 @@ class Learner:
         """
         if self._rejoiner is None or self._session is None:
             return False
-        if self._epochs is None and self._stream is not None and self._stream.left and self._inside:
+        left = self._stream is not None and self._stream.left
+        if left and self._draws.is_single and self._inside:
             self._rejoiner.leave_early()
         return self._session.stepper.is_leader or self._rejoiner.was_last
 
     def event(self, name: str, **fields: Any) -> None:
-        """Adds a line to the run's metrics."""
+        """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``."""
         if self._inside and self._rejoiner is not None:
             with self._rejoiner.surviving():
                 self._rejoiner.session.replica.event(name, **fields)
@@ -357,6 +337,9 @@ class Learner:
             task, self._restored_state = self._checkpointer.restore(task)
         reached = max((stop for _, stop in task.committed), default=0)
         progress = self._progress = Progress(feed.positions, reached)
+        if self.number == 0 and not self._quiet:
+            lines = self.describe()[: None if self.learners > 1 else 1]
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
         rejoiner = Rejoiner(
             self._placement,
             lambda fabric: self._make_session(fabric, task),
@@ -410,6 +393,7 @@ class Learner:
             prefetch=self._prefetch,
             announce=feed.announce,
             window=feed.window,
+            metrics="" if self._checkpoints is None else str(self._checkpoints / METRICS),
         )
 
     def _make_session(self, fabric: Fabric, task: Task[Any]) -> Session[Any]:
@@ -472,7 +456,9 @@ class Learner:
 
     def _report(self, rejoiner: Rejoiner, progress: Progress) -> None:
         with rejoiner.surviving():
-            self.meter.report(progress.examples, self._optimizers.learning_rate())
+            self.meter.report(
+                progress.progress, progress.examples, self._optimizers.learning_rate()
+            )
 
     def _notice_skip(self, session: Session[Any]) -> None:
         """Gradients that are gone without a step were skipped, by the user or by a GradScaler."""

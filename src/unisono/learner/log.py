@@ -1,12 +1,15 @@
-"""A learner's own log: what it trained, and which sync rounds it saw completed."""
+"""Files of JSON lines: what a learner trained, and the events of a run."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from unisono.files import AppendFile
+from unisono.text import json_line
+
+METRICS = "metrics.jsonl"
+"""The events of a run, in its directory for checkpoints."""
 
 
 class LearnerLog:
@@ -17,8 +20,14 @@ class LearnerLog:
 
     def __call__(self, line: dict[str, Any]) -> None:
         """Appends a line."""
-        self._file.append((json.dumps(line, separators=(",", ":")) + "\n").encode())
+        self._file.append(json_line(line))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def open_metrics(path: str) -> LearnerLog:
+    """A file for events, in a directory that may not be there yet."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return LearnerLog(Path(path))

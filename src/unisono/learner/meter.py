@@ -45,7 +45,7 @@ class Meter:
         self.examples += examples
         return self._now() - self._since >= PERIOD
 
-    def report(self, global_examples: int, learning_rate: float) -> None:
+    def report(self, progress: float, global_examples: int, learning_rate: float) -> None:
         """One ``train`` event about the time since the last."""
         session = self._session
         if session is None or self._losses == 0 or self._loss is None:
@@ -57,6 +57,7 @@ class Meter:
             "train",
             examples=self.examples,
             global_examples=global_examples,
+            progress=progress,
             loss=float(self._loss) / self._losses,
             rate=(self.examples - self._examples_before) / seconds,
             data_wait_s=data - self._data_before,

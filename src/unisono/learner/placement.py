@@ -21,6 +21,7 @@ from unisono.fabric.limits import require_files
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.learner.checkpoint_files import commit, give_up
+from unisono.learner.log import open_metrics
 
 DIRECTORY = "UNISONO_DIRECTORY"
 LEARNER = "UNISONO_LEARNER"
@@ -30,6 +31,8 @@ COORDINATOR_AT = "UNISONO_COORDINATOR"
 CREDENTIALS = "UNISONO_CREDENTIALS"
 INTERFACE = "UNISONO_INTERFACE"
 COORDINATOR_SOCKET = "coordinator.sock"
+ENDPOINT = "endpoint"
+"""The file where the coordinator notes how it is reached, also for its next incarnation."""
 _NEVER_S = 1e7
 """Alone nobody is presumed dead: a process that is stopped stops its coordinator, too."""
 
@@ -94,6 +97,7 @@ class SingleProcess:
             expected=1,
             timeout=_NEVER_S,
             sink=self.sink,
+            open_sink=open_metrics,
             on_checkpoint=commit_checkpoint,
             began=self.began,
         )
@@ -203,8 +207,24 @@ def at_placement(placement: Placement) -> Iterator[None]:
 
 
 def find_placement() -> Placement:
-    """Where a new learner lives."""
-    return _placement.get() or LaunchedProcess.from_environment() or SingleProcess()
+    """Where a new learner lives.
+
+    Raises:
+        UserError: another launcher has started this process, and the learners cannot meet.
+    """
+    return (
+        _placement.get() or LaunchedProcess.from_environment() or _of_launcher() or SingleProcess()
+    )
+
+
+def _of_launcher() -> Placement | None:
+    from unisono.learner.ranks import OfLauncher, Rank  # it is built on this module
+
+    rank = Rank.from_environment()
+    if rank is None:
+        return None
+    rank.check()
+    return OfLauncher(rank)
 
 
 def address_at(placement: Placement, incarnation: int = 0) -> Address:

@@ -37,8 +37,9 @@ class Minibatch:
     place: int = 0
     """Its place in the order of time: what ``every`` and ``epoch`` count.
 
-    Static sharding: at step ``k`` of a round member ``i`` of ``W`` has place ``k W + i`` of the round, though
-    the positions of its part lie one after the other. Each place is that of one minibatch.
+    Static sharding: at step ``k`` of a round member ``i`` of ``W`` has place ``k W + i`` of the
+    round, though the positions of its part lie one after the other. Each place is that of one
+    minibatch.
     """
     reached: int = 0
     """How far the pool is handed out once it is trained, as a position.

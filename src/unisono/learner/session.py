@@ -64,7 +64,7 @@ class Session(Generic[T]):
 
     def enroll(self) -> bool:
         """Becomes a member and says what it wants to train; whether it is the first to say it."""
-        self.client.call(Join(self.fabric.endpoint), "session")
+        self.client.call(Join(self.fabric.endpoint, self._task.metrics), "session")
         job = Job(
             total=self._task.total,
             sharding=self._round_plan.sharding,

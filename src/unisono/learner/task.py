@@ -39,3 +39,5 @@ class Task(Generic[T]):
     """Says that a minibatch will be loaded, in this order."""
     window: int = 0
     """Minibatches between ``announce`` and ``load``, while the pool has any."""
+    metrics: str = ""
+    """A file for the run's events, if nobody else has one for them."""

@@ -127,6 +127,11 @@ def build(name: str, **options: Any) -> nn.Module:
         **options: The keyword arguments of its `build`.
 
     Raises:
-        UserError: No model has that name.
+        UserError: No model has that name, or it is too large for this machine.
     """
-    return find(name).build(**options)
+    try:
+        return find(name).build(**options)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise UserError("the model does not fit into memory: make network.hidden smaller") from None

@@ -14,6 +14,7 @@ from unisono.report.choice import Cell, Row
 from unisono.report.outcome import RunOutcome
 from unisono.report.statistics import LEVEL, Estimate
 from unisono.report.time_to_target import Ceiling, TimeToTarget
+from unisono.text import counted
 
 FORMAT_VERSION = 2
 ALIKE = 0.95
@@ -106,13 +107,14 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Sentences on how the table came about."""
-        seeds = "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
+        sizes = [(self.epochs, "epoch"), (len(self.seeds), "seed")]
+        learners = f"{counted(self.learners, 'learner')} (solo: 1)"
+        job = ", ".join([learners, *(counted(number, what) for number, what in sizes)])
         means = f"{LEVEL:.0%} intervals: Student's t, paired by seed"
         how = "no intervals with one seed" if len(self.seeds) == 1 else means
         notes = [*self._target_notes()]
         notes += [
-            f"{self.learners} learners (solo: 1), {self.epochs} epochs, {seeds}. Log-probs in "
-            f"nats a frame at each run's best validation; {how}.",
+            f"{job}. Log-probs in nats a frame at each run's best validation; {how}.",
             f"Rate and validation were chosen on {len(self.choosing)} held-out speakers, the "
             f"figures are of {len(self.reporting)} others. A rate is a multiple of what the "
             "strategy's rule gives, and the rate that this makes.",

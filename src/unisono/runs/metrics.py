@@ -8,23 +8,19 @@ docs/reference/events.md lists the names.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import UserError
+from unisono.text import json_line
 
 Event = dict[str, Any]
 
 
 def format_event(event: Mapping[str, object]) -> bytes:
-    """Returns the line of an event, with its line end: append it in one write.
-
-    JSON knows no NaN and no infinity, so these become null.
-    """
-    text = json.dumps(_finite(event), allow_nan=False, separators=(",", ":"))
-    return text.encode() + b"\n"
+    """Returns the line of an event, with its line end: append it in one write."""
+    return json_line(event)
 
 
 def read_metrics(path: Path) -> list[Event]:
@@ -72,13 +68,3 @@ def _parse(line: bytes) -> Event | None:
     if not isinstance(event.get("time"), int | float) or "learner" not in event:
         return None
     return event
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value

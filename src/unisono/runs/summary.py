@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from unisono.text import counted
+
 
 def _known(value: Any) -> Any:
     """JSON has no NaN: a number that is not finite is one that is not known."""
@@ -169,7 +171,7 @@ class Summary(_Part):
 
     def lines(self) -> list[str]:
         """Returns a few lines for a person."""
-        people = "1 learner" if self.learners == 1 else f"{self.learners} learners"
+        people = counted(self.learners, "learner")
         came = f", lost {self.learners_lost}" if self.learners_lost else ""
         came += f", joined {self.learners_joined}" if self.learners_joined else ""
         share = self.data_wait_s / (self.wall_s * self.learners) if self.wall_s > 0 else 0.0
@@ -182,8 +184,8 @@ class Summary(_Part):
             f"{_number(self.validation_logprob)} (nats a frame)",
             f"accuracy    held out {_number(self.validation_accuracy, '.2%')}",
             f"minibatches {', '.join(f'{k} {v:,}' for k, v in went.items()) or 'none'}",
-            f"sharing     {self.rounds:,} rounds, {self.bytes_sent / 1e6:,.1f} MB sent, staleness "
-            f"mean {self.staleness.mean:.1f}, max {self.staleness.max}",
+            f"sharing     {counted(self.rounds, 'round')}, {self.bytes_sent / 1e6:,.1f} MB sent, "
+            f"staleness mean {self.staleness.mean:.1f}, max {self.staleness.max}",
             *self._remarks(),
             f"ended       {self.ended}",
         ]
@@ -197,7 +199,9 @@ class Summary(_Part):
         for late in self.late_learners:
             lines.append(f"late        learner {late}: its pushes are beyond the staleness bound")
         if self.rolled_back:
-            lines.append(f"rolled back {self.rolled_back} updates of shards whose holder was lost")
+            lines.append(
+                f"rolled back {counted(self.rolled_back, 'update')} of shards whose holder was lost"
+            )
         if self.slowest_link is not None:
             link = self.slowest_link
             rate = f"{link.rate / 1e6:,.1f} MB/s, {link.bytes / 1e6:,.1f} MB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from unisono.errors import UserError
 from unisono.fabric import Precision, Vector
 from unisono.strategies.base import (
     CHOICES,
@@ -88,6 +89,10 @@ class Averaging(Strategy):
 
     name: ClassVar[str] = "averaging"
     paper: ClassVar[str] = "https://arxiv.org/abs/1410.7455"
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"every is {self.every}: at least one example between two averages")
 
     @property
     def waits(self) -> str:

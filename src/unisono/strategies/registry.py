@@ -39,7 +39,7 @@ def names() -> list[str]:
 def make(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """The strategy of that name; options that it does not know are refused."""
     options = dict(options or {})
-    kind = _find(name)
+    kind = find(name)
     known = {f.name: f for f in fields(kind) if IN_CODE not in f.metadata}
     for key in options:
         if key not in known:
@@ -50,7 +50,8 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     return kind(**values)
 
 
-def _find(name: str) -> type[Strategy]:
+def find(name: str) -> type[Strategy]:
+    """The class of that name."""
     if name in _OURS:
         return _OURS[name]
     for entry in entry_points(group=GROUP):

@@ -16,6 +16,7 @@ from unisono.config import Config, dump
 from unisono.data import synthesise
 from unisono.errors import UserError
 from unisono.report.time_to_target import Ceiling
+from unisono.text import counted
 from unisono.training.contenders import CONTENDERS
 
 _CEILING = {"solo": "bare", "bare": "bare"}
@@ -32,7 +33,8 @@ class BenchRow:
     name: str
     steps_per_s: float
     ratio: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
+    """None: of one turn there is none."""
     slowest: float
     """The slowest process' steps as a share of the mean: a way that waits cannot be faster."""
     rounds_per_s: float
@@ -46,10 +48,10 @@ class BenchRow:
         """A line of the table."""
         if self.ended:
             return f"{self.name:16} {self.ended}"
-        low, high = self.interval
+        interval = "-" if self.interval is None else "{:.3f}..{:.3f}".format(*self.interval)
         return (
             f"{self.name:16} {self.steps_per_s:9.1f} {self.ratio:7.3f} "
-            f"{f'{low:.3f}..{high:.3f}':>15} {self.slowest:8.3f} {self.rounds_per_s:9.2f} "
+            f"{interval:>15} {self.slowest:8.3f} {self.rounds_per_s:9.2f} "
             f"{self.megabytes_per_s:8.1f}"
         )
 
@@ -74,7 +76,12 @@ class Bench:
     config: Config = field(default_factory=lambda: Config(threads=1))
 
     def run(self) -> list[str]:
-        """The table as lines."""
+        """The table as lines.
+
+        Raises:
+            UserError: the file of the rows cannot be written; said before anything is timed.
+        """
+        self._check_file()
         rows = self.rows()
         if self.json is not None:
             table = [asdict(row) for row in rows]
@@ -82,12 +89,21 @@ class Bench:
             self.json.write_text(json.dumps(whole, indent=1))
         head = f"{'':16} {'steps/s':>9} {'ratio':>7} {'90% interval':>15} {'slowest':>8} "
         head += f"{'rounds/s':>9} {'MB/s':>8}"
-        lines = [f"{self.learners} learners, learner 0 slowed {self.slow:g}x", head]
+        lines = [f"{counted(self.learners, 'learner')}, learner 0 slowed {self.slow:g}x", head]
         lines += [row.line() for row in rows]
         for row in rows:
             if row.turns_lost:
                 lines.append(f"{row.name} gave up in {row.turns_lost} of {self.turns} turns.")
         return lines
+
+    def _check_file(self) -> None:
+        if self.json is None:
+            return
+        try:
+            with self.json.open("a"):
+                pass
+        except OSError as error:
+            raise UserError(f"cannot write --json {self.json}: {error.strerror}") from None
 
     def rows(self) -> list[BenchRow]:
         """Runs the processes, and reduces what they measured."""
@@ -115,9 +131,7 @@ class Bench:
         pairs = [(m, c) for m, c in zip(samples[name], ceiling, strict=True) if not m["ended"]]
         lost = len(ceiling) - len(pairs)
         if not pairs:
-            return BenchRow(
-                name, 0.0, 0.0, (0.0, 0.0), 0.0, 0.0, 0.0, samples[name][0]["ended"], lost
-            )
+            return BenchRow(name, 0.0, 0.0, None, 0.0, 0.0, 0.0, samples[name][0]["ended"], lost)
         ratios = sorted(m["steps"] / max(c["steps"], 1e-9) for m, c in pairs)
         mine = [m for m, _ in pairs]
         return BenchRow(
@@ -192,7 +206,7 @@ def measure_ceiling(config: Config, learners: int) -> Ceiling:
     alone = [sample["steps"] for sample in samples["bare"]]
     together = [sample["steps"] for sample in samples["independent"]]
     ratios = sorted(t / max(a, 1e-9) for a, t in zip(alone, together, strict=True))
-    low, high = _middle(ratios)
+    low, high = _middle(ratios) or (ratios[0], ratios[0])
     return Ceiling(
         learners,
         statistics.median(ratios),
@@ -203,7 +217,9 @@ def measure_ceiling(config: Config, learners: int) -> Ceiling:
     )
 
 
-def _middle(values: list[float]) -> tuple[float, float]:
-    """The values between which the middle 90 percent of a sorted list lie."""
+def _middle(values: list[float]) -> tuple[float, float] | None:
+    """The values between which the middle 90 percent of a sorted list lie; None: of one value."""
+    if len(values) < 2:
+        return None
     spare = int(0.05 * len(values))
     return values[spare], values[len(values) - 1 - spare]

@@ -21,6 +21,7 @@ from unisono.launch.learner_job import Training
 from unisono.launch.local import Launch, Outcome
 from unisono.launch.ray_cluster import ClusterRun
 from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
+from unisono.launch.room import check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory
@@ -29,6 +30,7 @@ from unisono.strategies.base import describe
 from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
+from unisono.training.display import PARENT_SHOWS, Display, Tail
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
@@ -96,7 +98,7 @@ def check(config: Config) -> None:
     check_recipe(config)
     learners = config.learner_range[1]
     if not config.cluster:
-        require_files(learners)
+        check_range(*config.learner_range)
         choose_device(config, 0)
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
@@ -115,6 +117,8 @@ def check(config: Config) -> None:
             f"{learners} learners and only {minibatches} minibatches: use fewer learners or "
             "smaller minibatches"
         )
+    if not config.cluster:
+        require_files(learners)
 
 
 def _note_start(run: RunDirectory, config: Config, time: float) -> None:
@@ -127,12 +131,18 @@ def _note_start(run: RunDirectory, config: Config, time: float) -> None:
 
 def _train_alone(run: RunDirectory, config: Config, resume: bool, began: float) -> dict[str, Any]:
     events = Events(run.metrics)
-    placement = SingleProcess(sink=events, timeout=config.timeout_s, began=began)
-    try:
-        with at_placement(placement):
-            Worker(run, resume=resume).run()
-    finally:
-        events.close()
+    with Display() as display:
+
+        def sink(event: dict[str, Any]) -> None:
+            events(event)
+            display(event)
+
+        placement = SingleProcess(sink=sink, timeout=config.timeout_s, began=began)
+        try:
+            with at_placement(placement):
+                Worker(run, resume=resume).run()
+        finally:
+            events.close()
     assert placement.service is not None
     return outcome_of(placement.service.state)
 
@@ -141,16 +151,21 @@ def _train_together(
     run: RunDirectory, config: Config, resume: bool, began: float
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
-    outcome = Launch(
-        command=command + (["--resume"] if resume else []),
-        learners=config.first_learners,
-        timeout=config.timeout_s,
-        began=began,
-        metrics=run.metrics,
-        respawn=config.respawn,
-        threads=config.threads_per_learner(os.cpu_count() or 1),
-        wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
-    ).run()
+    warn_of_crowd(config.first_learners)
+    with Display(prints_scores=True) as display:
+        outcome = Launch(
+            command=command + (["--resume"] if resume else []),
+            learners=config.first_learners,
+            timeout=config.timeout_s,
+            began=began,
+            metrics=run.metrics,
+            respawn=config.respawn,
+            threads=config.threads_per_learner(os.cpu_count() or 1),
+            say=display.say,
+            on_turn=Tail(run.metrics, display),
+            environment={PARENT_SHOWS: "1"} if display.is_live else {},
+            wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
+        ).run()
     return _result(outcome)
 
 

@@ -22,6 +22,7 @@ from unisono.config import Config
 from unisono.data import ChunkSource, FrameSource
 from unisono.fabric.local.background import Background, now
 from unisono.training.builders import examples_in
+from unisono.training.display import held_out
 from unisono.training.validation import HALVES, halves, merge, score, score_groups
 
 TIMES_AN_EPOCH = 8
@@ -50,22 +51,17 @@ class Validation:
 
     def event(self) -> dict[str, float]:
         """The fields of its event, told now."""
-        told = {"age_s": now() - self.taken, "seconds": self.seconds, "stalled_s": self.stalled_s}
+        told = {
+            "progress": self.progress,
+            "age_s": now() - self.taken,
+            "seconds": self.seconds,
+            "stalled_s": self.stalled_s,
+        }
         return {**self.fields, **told}
 
     def line(self) -> str:
         """For the terminal."""
-        told = self.fields
-        text = (
-            f"{100 * self.progress:5.1f}%  held out: log-prob {told['logprob']:.4f}, "
-            f"accuracy {100 * told['accuracy']:.2f}%"
-        )
-        if "train_logprob" in told:
-            text += (
-                f"; train: log-prob {told['train_logprob']:.4f}, "
-                f"accuracy {100 * told['train_accuracy']:.2f}%"
-            )
-        return text
+        return held_out(self.progress, self.fields)
 
 
 class Validator:

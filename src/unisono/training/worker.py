@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.table import Table
+from rich.text import Text
 from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
@@ -20,15 +22,19 @@ from unisono.errors import UserError
 from unisono.launch.exit_codes import exit_on_error
 from unisono.learner.learner import Learner
 from unisono.learner.placement import find_placement
+from unisono.learner.uncaught import install
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.text import counted
 from unisono.training.builders import examples_in, open_data, shape_of, source_of, strategy_of
+from unisono.training.display import PARENT_SHOWS, show
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
 from unisono.training.kaldi.recipe import KaldiRecipe, decay_of
 from unisono.training.rates import folds_momentum, make_schedule
 from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
+from unisono.verbosity import log_to_terminal
 
 STATISTICS = 50
 """Minibatches that batch norm's statistics are estimated from."""
@@ -129,6 +135,7 @@ class Worker:
             keep=config.checkpoint.keep,
             resume=self._resume,
             log=self._run.log(find_placement().number),
+            quiet=True,
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
@@ -162,13 +169,25 @@ class Worker:
         return bool(needed * self._config.learner_range[1] < free // 4)
 
     def _announce(self, learner: Learner, optimizer: torch.optim.Optimizer) -> None:
+        """What is about to happen, as a table."""
         if learner.number != 0:
             return
-        lines = [*learner.describe(), f"rate      {self._schedule.describe()}"]
+        config = self._config
+        parameters = sum(p.numel() for p in self._model.parameters())
+        epochs = counted(config.epochs, "epoch")
+        lines = [
+            *learner.describe(),
+            f"schedule  {self._schedule.describe()}",
+            f"model     {config.model}, {parameters:,} parameters, on {self._device}",
+            f"optimizer {config.optimizer.value}",
+            f"data      {self._prep.frames_of(Part.TRAIN):,} frames, {epochs}",
+        ]
         if isinstance(optimizer, NaturalGradientSGD):
             lines += [f"ng-sgd    {line}" for line in optimizer.describe()]
-        for line in lines:
-            print(line, flush=True)
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for label, text in (line.split(maxsplit=1) for line in lines):
+            table.add_row(f"[bold]{label}[/]", Text(text))
+        show(table)
 
     def _validate(self, learner: Learner, validator: Validator, due: bool, train: bool) -> None:
         """Tells of the validation that is done, and begins the one that is due."""
@@ -185,7 +204,8 @@ class Worker:
             return
         seen = int(validation.progress * self._config.epochs * len(self._train))
         learner.event("validation", global_examples=seen, **validation.event())
-        print(validation.line(), flush=True)
+        if PARENT_SHOWS not in os.environ:
+            print(validation.line(), flush=True)
 
     def _end(self, learner: Learner, rules: KaldiRecipe) -> None:
         totals = {
@@ -245,6 +265,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
+    install()
+    log_to_terminal()
     with exit_on_error():
         Worker(RunDirectory.open(options.run), resume=options.resume).run()
 

@@ -90,6 +90,8 @@ class ChildProcesses:
         parent = os.getpid()
 
         def bind() -> None:
+            # Ctrl-C at a terminal reaches all; this process sees to the end of its children.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)

@@ -1,0 +1,177 @@
+"""A user's own script under torchrun and mpirun: one run, or one line that says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.errors import UserError
+from unisono.learner.placement import SingleProcess, find_placement
+from unisono.learner.ranks import Rank
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import unisono
+
+def train(strategy):
+    torch.manual_seed(0)
+    x = torch.randn(720, 4)
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 0
+    with unisono.Learner(model, optimizer, strategy) as learner:
+        for x, y in learner.draw(loader):
+            learner.step(torch.nn.functional.cross_entropy(model(x), y))
+            steps += 1
+        with learner.consensus():
+            weight = model.weight.flatten().tolist()
+        said = {"number": learner.number, "learners": learner.learners, "steps": steps}
+        said |= {"is_leader": learner.is_leader, "weight": weight}
+    with open(os.path.join(sys.argv[1], f"{strategy}-{learner.number}.json"), "a") as file:
+        file.write(json.dumps(said) + "\\n")
+
+for strategy in sys.argv[2:]:
+    train(strategy)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run_all(
+    command: Sequence[object], environments: Sequence[dict[str, str]]
+) -> list[tuple[int, str]]:
+    """Processes side by side, as a launcher has them: exit status and output of each."""
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI"))}
+    running = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env={**base, "OMP_NUM_THREADS": "1", **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for more in environments
+    ]
+    try:
+        return [(p.wait(120), p.communicate()[0]) for p in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def said(folder: Path, strategy: str, learners: int) -> list[dict[str, Any]]:
+    """What each learner wrote, once each."""
+    found = []
+    for number in range(learners):
+        (line,) = (folder / f"{strategy}-{number}.json").read_text().splitlines()
+        found.append(json.loads(line))
+    return found
+
+
+def is_one_run(folder: Path, strategy: str, learners: int) -> bool:
+    found = said(folder, strategy, learners)
+    steps = sum(each["steps"] for each in found)
+    is_leader = sum(each["is_leader"] for each in found)
+    same = all(each["weight"] == found[0]["weight"] for each in found)
+    return steps == 90 and is_leader == 1 and same and found[0]["learners"] == learners
+
+
+def test_torchrun_makes_one_run_of_a_script(script: Path, tmp_path: Path) -> None:
+    """Two solo copies made 90 steps each; and a script may train twice."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    ((status, output),) = run_all([*torchrun, script, tmp_path, "averaging", "allreduce"], [{}])
+    assert status == 0, output
+    assert is_one_run(tmp_path, "averaging", 2)
+    assert is_one_run(tmp_path, "allreduce", 2)
+
+
+MPI = {
+    "open-mpi": {"RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE"},
+    "mpich": {"RANK": "PMI_RANK", "WORLD_SIZE": "PMI_SIZE"},
+}
+
+
+def mpirun(kind: str, learners: int, **more: str) -> list[dict[str, str]]:
+    """What mpirun sets, and nothing that torchrun would."""
+    names = MPI[kind]
+    return [
+        {names["RANK"]: str(n), names["WORLD_SIZE"]: str(learners), **more} for n in range(learners)
+    ]
+
+
+@pytest.mark.parametrize("kind", MPI)
+def test_mpirun_with_a_meeting_place_makes_one_run(kind: str, script: Path, tmp_path: Path) -> None:
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ended = run_all([script, tmp_path, "averaging"], mpirun(kind, 2, **given))
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert is_one_run(tmp_path, "averaging", 2)
+
+
+def test_mpirun_without_one_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
+    ended = run_all([script, tmp_path, "averaging"], mpirun("open-mpi", 2))
+    assert all(status != 0 for status, _ in ended)
+    (first, second) = [output for _, output in ended]
+    assert first.count("\n") == 1 and "MASTER_ADDR" in first and "unisono launch" in first
+    assert second == ""
+
+
+def test_a_nested_launch_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
+    ranks = [{"RANK": str(n), "WORLD_SIZE": "2"} for n in range(2)]
+    ended = run_all(["-m", "unisono", "launch", script, tmp_path, "averaging"], ranks)
+    assert [status for status, _ in ended] == [2, 2]
+    assert ended[0][1].count("\n") == 1 and "torchrun" in ended[0][1] and ended[1][1] == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4"}, 3),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, 0),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"RANK": "0"}, None),
+        ({}, None),
+    ],
+)
+def test_ranks_are_read_from_the_environment(
+    given: dict[str, str], number: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    rank = Rank.from_environment()
+    assert (rank and rank.number) == number
+    if number is None:
+        assert isinstance(find_placement(), SingleProcess)
+
+
+@pytest.mark.parametrize("given", [("x", "2"), ("2", "2"), ("-1", "2")])
+def test_ranks_that_make_no_sense_are_refused(
+    given: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", given[0])
+    monkeypatch.setenv("WORLD_SIZE", given[1])
+    with pytest.raises(UserError, match="RANK"):
+        find_placement()
