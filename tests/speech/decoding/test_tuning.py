@@ -49,7 +49,11 @@ def test_the_bottom_is_found(scale: float, penalty: float, lattices: int) -> Non
     assert abs(math.log2(settings.scale / scale)) < 0.2
     assert settings.penalty == penalty
     assert len(bowl.made) == lattices
-    assert settings.words == 1 and settings.tried <= bowl.asked == len(lines)
+    assert settings.words == 1 and settings.tried <= bowl.asked
+    assert lines[-1] == (
+        f"tuning: scale {settings.scale:.3f}, word insertion penalty {settings.penalty:+.1f}: "
+        f"{settings.errors} errors"
+    )
 
 
 def test_a_bowl_without_a_bottom_ends() -> None:

@@ -18,7 +18,7 @@ _PENALTY_STEP = 0.5
 _MAX_STEPS = 15
 # Scales this many steps, a factor of two, from the one that lattices were made with.
 _LATTICE_STEPS = 3
-_NEIGHBOURS = ((-1, 0), (1, 0), (0, -1), (0, 1))
+_NEIGHBOURS = tuple((k, n) for k in range(-2, 3) for n in range(-2, 3))
 
 Point = tuple[int, int]
 """Steps of the scale and of the penalty."""
@@ -71,9 +71,10 @@ def tune(
     """Finds the scale and the penalty with the fewest word errors.
 
     The utterances are decoded once to lattices, which are rescored with each setting. Scales are
-    0.1 * 2 ** (k / 3), penalties multiples of 0.5. From the start one goes to the best neighbour in
-    scale or penalty until none is better. Lattices hold for scales within a factor of two of the
-    one they were made with; where the search leaves that range they are made again, from there.
+    0.1 * 2 ** (k / 3), penalties multiples of 0.5. From (0.1, 0) the search goes to the best
+    setting within two steps of both until none is better. Lattices hold for scales within a factor
+    of two of the one they were made with; where the search reaches the end of that range they are
+    made again, from there.
 
     Args:
         decoder: Decodes to lattices, and rescores them.
@@ -92,10 +93,6 @@ def tune(
                 count_errors(reference, words).total
                 for reference, words in zip(references, found, strict=True)
             )
-            log(
-                f"tuning: scale {_scale(point):.3f}, word insertion penalty "
-                f"{_penalty(point):+.1f}: {known[point]} errors"
-            )
         return known[point], abs(point[1]), abs(point[0] - made_at[0])
 
     scales: set[int] = set()
@@ -113,6 +110,10 @@ def tune(
                 and abs(point[0] - made_at[0]) <= _LATTICE_STEPS
             ]
             better = min([best, *inside], key=errors)
+            log(
+                f"tuning: scale {_scale(better):.3f}, word insertion penalty "
+                f"{_penalty(better):+.1f}: {known[better]} errors"
+            )
             if better == best:
                 break
             best = better
