@@ -26,6 +26,8 @@ def make_events(learners: int, seconds: int, *, slow: int | None, seed: int) -> 
             "lines": ["shares parameters", "waits: everybody, each round"],
         }
     ]
+    if seconds:
+        events += [{"event": "joined", "time": 0.0, "learner": n} for n in range(learners)]
     trained = [0] * learners
     for second in range(1, seconds + 1):
         for learner in range(learners):

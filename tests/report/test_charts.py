@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from unisono.report.axes import Quantity, make_axis
+from unisono.report.axes import Axis, Quantity, make_axis
 from unisono.report.charts import Bar, Line, bar_chart, line_chart
 from unisono.report.history import Mark
 
@@ -55,6 +55,19 @@ def test_bars_fill_the_whole() -> None:
     widths = [float(rect.get("width", "")) for rect in root.iter("rect")]
     assert abs(sum(widths[:3]) - widths[3]) < 0.2
     assert abs(widths[0] / widths[3] - 0.5) < 0.01
+
+
+def test_labels_have_room() -> None:
+    """Names and notes of bars, and labels of the upright axis, fit between the edges."""
+    name, note = "learner 1234 of another host", "123.4 k examples/s"
+    root = ET.fromstring(bar_chart("t", [Bar(name, [("computing", 1.0)], note)]))
+    first, last = list(root.iter("text"))
+    assert float(first.get("x", "")) >= 6.5 * len(name)
+    assert float(last.get("x", "")) + 6.5 * len(note) <= 560
+    wide = Axis("y", 0.0, 1.0, [(0.0, "\N{MINUS SIGN}1234.5678"), (1.0, "0")])
+    root = ET.fromstring(line_chart("t", X, wide, [Line("a", [[(0, 0)]])]))
+    label = next(t for t in root.iter("text") if t.text == wide.ticks[0][1])
+    assert float(label.get("x", "")) - 6.5 * len(label.text or "") >= 13 + 6  # the title's place
 
 
 def test_text_from_files_is_escaped() -> None:

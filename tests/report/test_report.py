@@ -12,6 +12,7 @@ import pytest
 
 from unisono.errors import UserError
 from unisono.report import write_report
+from unisono.runs import format_event
 
 LOST = [
     {"event": "lost", "time": 9.0, "learner": 2, "reason": "silent for 10 s"},
@@ -71,6 +72,31 @@ def test_several_runs_lie_over_each_other(make_run: Any, tmp_path: Path) -> None
     assert text.count("Where each learner's time went") == 0  # escaped
     assert unescape(text).count("<figcaption>Where each learner's time went") == 3
     assert len(re.findall('<td class="best">', text)) == 2
+
+
+def test_runs_of_different_data_share_no_best(make_run: Any, tmp_path: Path) -> None:
+    runs = [make_run(name, learners=1, seed=i).path for i, name in enumerate("abc")]
+    for run, data in zip(runs, ("x", "x", "y"), strict=True):
+        (run / "model.json").write_text(json.dumps({"prep": data}))
+    text = write_report(runs, tmp_path / "out.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr>.*?</tr>", text, flags=re.DOTALL)
+    best = [row.count('<td class="best">') for row in rows[1:4]]
+    assert sum(best[:2]) == 2 and best[2] == 0
+    assert "different data" in text
+
+
+def test_the_time_axis_is_the_training_time(make_run: Any) -> None:
+    """Start-up, 5 s of 21, is apart: the axis ends where the time in the table does."""
+    run = make_run(finished=False)
+    events = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    late = [{**e, "time": e["time"] + 5.0 * (e["event"] != "start")} for e in events]
+    run.metrics.write_bytes(b"".join(format_event(e) for e in late))
+    text = write_report([run.path], run.report).read_text()
+    assert "<b>5.0 s</b><span>start-up" in text
+    assert "<b>16.5 s</b><span>training time" in text
+    ticks = [t.text for t in figures(text)["Training loss against time"].iter("text")]
+    assert "15" in ticks and "20" not in ticks
+    assert "joined 0, 1" not in ticks
 
 
 def test_the_curves_are_those_of_the_metrics(make_run: Any) -> None:

@@ -1,4 +1,8 @@
-"""Charts as SVG text: lines with marks, and stacked bars. Colours are the page's variables."""
+"""Charts as SVG text: lines with marks, and stacked bars. Colours are the page's variables.
+
+Written by hand, since two kinds of chart in 200 lines need no package: plotting packages draw
+pictures that do not follow the reader's light or dark mode, or bring megabytes of JavaScript.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,10 @@ from unisono.report.history import Curve, Mark
 COLOURS = 8
 """Colours of the page, `--c0` to `--c7`; further lines use them again, dashed."""
 
-_WIDTH, _HEIGHT = 560, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 16, 44
+WIDTH, HEIGHT = 560, 300
+_RIGHT, _TOP, _BOTTOM = 24, 16, 44
+LETTER = 6.6
+"""Width of a letter, about; bold ones are wider by a tenth."""
 
 
 class Look(Enum):
@@ -74,13 +80,18 @@ def line_chart(
         lines: drawn in this order, the last on top.
         marks: learners lost and joined, as uprights.
     """
-    body = [*_grid(x, y), *_marks(x, marks), *(_line(x, y, line) for line in lines)]
-    return _figure(title, _HEIGHT, body)
+    return _figure(title, HEIGHT, line_marks(x, y, lines, marks))
+
+
+def line_marks(x: Axis, y: Axis, lines: Sequence[Line], marks: Sequence[Mark] = ()) -> list[str]:
+    """What a chart of lines consists of: axes, marks and lines, as elements of SVG."""
+    return [*_grid(x, y), *_marks(x, y, marks), *(_line(x, y, line) for line in lines)]
 
 
 def bar_chart(title: str, bars: Sequence[Bar]) -> str:
     """Draws a row of stacked bars for each learner."""
-    left, right = 92.0, _WIDTH - 118.0
+    left = 16 + 1.1 * LETTER * max((len(bar.name) for bar in bars), default=0)
+    right = WIDTH - 16 - 1.1 * LETTER * max((len(bar.note) for bar in bars), default=0)
     row = max(20, min(36, 240 // max(1, len(bars))))
     body: list[str] = []
     for i, bar in enumerate(bars):
@@ -106,7 +117,7 @@ def colour_of(number: int | None) -> str:
 
 def _figure(title: str, height: int, body: Sequence[str]) -> str:
     name = escape(title)
-    box = f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{name}"'
+    box = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}"'
     return (
         f"<figure><figcaption>{name}</figcaption>\n<svg {box}>\n"
         + "\n".join(body)
@@ -114,9 +125,15 @@ def _figure(title: str, height: int, body: Sequence[str]) -> str:
     )
 
 
+def _left(y: Axis) -> float:
+    """Where the upright axis stands: its title and its longest label are left of it."""
+    return max(58.0, 30 + LETTER * max((len(label) for _, label in y.ticks), default=0))
+
+
 def _at(x: Axis, y: Axis, point: tuple[float, float]) -> tuple[float, float]:
-    across = _LEFT + x.place(point[0]) * (_WIDTH - _LEFT - _RIGHT)
-    down = _HEIGHT - _BOTTOM - y.place(point[1]) * (_HEIGHT - _TOP - _BOTTOM)
+    left = _left(y)
+    across = left + x.place(point[0]) * (WIDTH - left - _RIGHT)
+    down = HEIGHT - _BOTTOM - y.place(point[1]) * (HEIGHT - _TOP - _BOTTOM)
     return across, down
 
 
@@ -135,7 +152,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
         place = f'x="{across:.1f}" y="{bottom + 17:.1f}"'
         parts.append(f'<text {place} text-anchor="middle">{escape(label)}</text>')
     parts.append(f'<path class="axis" d="M{left:.1f} {bottom:.1f}H{right:.1f}"/>')
-    middle = f'x="{(left + right) / 2:.1f}" y="{_HEIGHT - 8}"'
+    middle = f'x="{(left + right) / 2:.1f}" y="{HEIGHT - 8}"'
     parts.append(f'<text class="title" {middle} text-anchor="middle">{escape(x.title)}</text>')
     turn = f'transform="translate(13 {(top + bottom) / 2:.1f}) rotate(-90)"'
     parts.append(f'<text class="title" {turn} text-anchor="middle">{escape(y.title)}</text>')
@@ -161,21 +178,22 @@ def _line(x: Axis, y: Axis, line: Line) -> str:
     )
 
 
-def _marks(x: Axis, marks: Sequence[Mark]) -> list[str]:
+def _marks(x: Axis, y: Axis, marks: Sequence[Mark]) -> list[str]:
     """Draws an upright for each mark: losses are told above the chart, joinings inside."""
     ordered = sorted(marks, key=lambda mark: mark.time)
-    lost = _uprights(x, "lost", [mark for mark in ordered if mark.lost], _TOP - 5)
-    return lost + _uprights(x, "joined", [mark for mark in ordered if not mark.lost], _TOP + 12)
+    lost = _uprights(x, _left(y), [mark for mark in ordered if mark.lost], _TOP - 5)
+    return lost + _uprights(x, _left(y), [mark for mark in ordered if not mark.lost], _TOP + 12)
 
 
-def _uprights(x: Axis, verb: str, marks: Sequence[Mark], y: int) -> list[str]:
+def _uprights(x: Axis, left: float, marks: Sequence[Mark], y: int) -> list[str]:
     """Draws marks of one kind; those that stand close together share their text."""
     parts: list[str] = []
     groups: list[tuple[float, list[str]]] = []
+    verb = "lost" if any(mark.lost for mark in marks) else "joined"
     for mark in marks:
-        across = _LEFT + min(1.0, max(0.0, x.place(mark.time))) * (_WIDTH - _LEFT - _RIGHT)
+        across = left + min(1.0, max(0.0, x.place(mark.time))) * (WIDTH - left - _RIGHT)
         tip = f"<title>learner {escape(mark.learner)} {verb} {escape(mark.reason)}</title>"
-        upright = f'<path d="M{across:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
+        upright = f'<path d="M{across:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>'
         parts.append(f'<g class="mark {verb}">{tip}{upright}</g>')
         if groups and across - groups[-1][0] < 70:
             groups[-1][1].append(mark.learner)
@@ -183,6 +201,8 @@ def _uprights(x: Axis, verb: str, marks: Sequence[Mark], y: int) -> list[str]:
             groups.append((across, [mark.learner]))
     for across, names in groups:
         text = f"{verb} {', '.join(names)}" if len(names) < 4 else f"{verb} {len(names)} learners"
+        half = LETTER * 1.1 * len(text) / 2
+        across = min(max(across, half), WIDTH - half)
         place = f'x="{across:.1f}" y="{y}" text-anchor="middle"'
         parts.append(f'<g class="mark {verb}"><text {place}>{escape(text)}</text></g>')
     return parts

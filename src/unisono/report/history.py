@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,8 @@ class History:
     summary: Summary | None
     events: list[Event]
     decoded: list[Decoded] = field(default_factory=list)
+    data: str = ""
+    """What tells the prepared data from others."""
 
     @classmethod
     def read(cls, path: Path, name: str) -> History:
@@ -73,7 +76,8 @@ class History:
         run = RunDirectory.open(path)
         events = _data_seen(_when_taken(_one_clock(run.read_metrics())))
         decoded = read_decoded(path)
-        return cls(name, run.read_config(), run.read_summary(), events, decoded)
+        config = run.read_config()
+        return cls(name, config, run.read_summary(), events, decoded, _data_of(run, config))
 
     @property
     def start_up_s(self) -> float:
@@ -172,6 +176,14 @@ class History:
                 trained.pop(name, None)
             since[name] = time
         return sorted(tracks.values(), key=lambda track: _natural(track.name))
+
+
+def _data_of(run: RunDirectory, config: Config) -> str:
+    """The fingerprint of the prepared data; of a run without a model yet, where they lie."""
+    try:
+        return str(json.loads(run.model_description.read_text(encoding="utf-8"))["prep"])
+    except (OSError, ValueError, KeyError):
+        return config.prep
 
 
 def number(event: Event, key: str) -> float | None:

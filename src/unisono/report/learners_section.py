@@ -87,7 +87,7 @@ def _rates(tracks: Sequence[Track], slow: Track, marks: Sequence[Mark]) -> str:
         lines.append(slowest)
     points = [point for line in lines for piece in line.curve for point in piece]
     times = [point[0] for point in points] + [mark.time for mark in marks]
-    x = make_axis("time", times, Quantity.TIME, zero=True, snug=True, most=8)
+    x = make_axis("training time", times, Quantity.TIME, zero=True, snug=True, most=8)
     y = make_axis("examples/s", (point[1] for point in points), Quantity.COUNT, zero=True)
     return line_chart("Rate of each learner", x, y, lines, marks)
 

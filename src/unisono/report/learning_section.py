@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.report.axes import Quantity, make_axis
+from unisono.report.axes import Axis, Quantity, make_axis
 from unisono.report.charts import COLOURS, Line, Look, colour_of, line_chart
 from unisono.report.history import (
     Abscissa,
@@ -31,7 +31,7 @@ class Against:
 
 ABSCISSAE = (
     Against("examples", "examples of all learners", Quantity.COUNT, by_examples),
-    Against("time", "time", Quantity.TIME, by_time),
+    Against("time", "training time", Quantity.TIME, by_time),
 )
 
 
@@ -84,7 +84,8 @@ def figure(
         return []
     quantity = Quantity.SHARE if name.endswith("accuracy") else Quantity.NUMBER
     # All charts against the same thing end at the same place, so that they can be read together.
-    places = [x.of(event) for history in histories for event in history.events]
+    drawn = (event for history in histories for event in history.named("train", "validation"))
+    places = [x.of(event) for event in drawn]
     seen = (place for place in places if place is not None)
     across = make_axis(x.title, seen, x.quantity, zero=True, snug=True, most=8)
     up = make_axis(y_title, heights, quantity)
@@ -94,13 +95,20 @@ def figure(
 
 
 def time_chart(title: str, lines: Sequence[Line], targets: Mapping[str, float]) -> list[str]:
-    """Draws log-prob against seconds of training, and levels across it, by name.
+    """Draws log-prob against seconds of training, and levels across it, by name."""
+    if not any(piece for line in lines for piece in line.curve):
+        return []
+    x, y, drawn = time_axes(lines, targets)
+    return [line_chart(title, x, y, drawn)]
 
-    The axis begins a little below the levels, or early points would leave them no room.
+
+def time_axes(lines: Sequence[Line], targets: Mapping[str, float]) -> tuple[Axis, Axis, list[Line]]:
+    """Axes for log-prob against seconds of training, and the lines to draw over them.
+
+    The upright axis begins a little below the targets, which are lines across: early points would
+    leave them no room.
     """
     points = [point for line in lines for piece in line.curve for point in piece]
-    if not points:
-        return []
     end = max(point[0] for point in points)
     levels = list(targets.values())
     top = max([point[1] for point in points] + levels)
@@ -114,7 +122,7 @@ def time_chart(title: str, lines: Sequence[Line], targets: Mapping[str, float]) 
         Line(name, [[(0.0, level), (end, level)]], None, Look.DASHED)
         for name, level in targets.items()
     ]
-    return [line_chart(title, x, y, [*across, *drawn])]
+    return x, y, [*across, *drawn]
 
 
 def _above(piece: Sequence[Point], floor: float) -> list[Point]:

@@ -7,7 +7,7 @@ from html import escape
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; the yellow is darkened, since
 # theirs cannot be seen on white.
-_STYLE = """
+COLOUR_STYLE = """
 :root { color-scheme: light dark;
   --back: #f6f7f9; --card: #ffffff; --ink: #1c2128; --soft: #5b6572; --rule: #dfe3e8;
   --grey: #8a94a0; --good: #00785a; --bad: #c44e00;
@@ -18,6 +18,26 @@ _STYLE = """
   --grey: #7d8894; --good: #3fc79a; --bad: #ff8a4c;
   --c0: #4ba3dd; --c1: #f0803c; --c2: #2bbd92; --c3: #dd95bd;
   --c4: #f0b429; --c5: #8accf2; --c6: #b08bd0; --c7: #cdbf2f; } }
+"""
+
+CHART_STYLE = """
+svg { display: block; width: 100%; height: auto; font-size: 11.5px; }
+svg text { fill: var(--soft); font-variant-numeric: tabular-nums; }
+svg .title { font-size: 12px; }
+.grid { stroke: var(--rule); } .axis { stroke: var(--grey); }
+.line path { fill: none; stroke: var(--c); stroke-linejoin: round; stroke-linecap: round; }
+.line circle { fill: var(--c); } .strong path { stroke-width: 2.2; }
+.thin path { stroke-width: 1.4; } .faint path { stroke-width: 1; opacity: .38; }
+.dashed path { stroke-width: 1.8; stroke-dasharray: 5 4; }
+.mark path { stroke: var(--ink); stroke-dasharray: 2 3; opacity: .65; }
+.mark text { font-weight: 600; }
+svg .lost text { fill: var(--bad); } svg .joined text { fill: var(--good); }
+.lost path { stroke: var(--bad); } .joined path { stroke: var(--good); }
+"""
+
+_STYLE = (
+    f"{COLOUR_STYLE}{CHART_STYLE}"
+    + """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -34,18 +54,6 @@ p { margin: 4px 0 10px; } .soft { color: var(--soft); }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr));
   gap: 14px; align-items: start; }
 figure { margin: 0; padding: 10px 12px 6px; } figcaption { font-weight: 600; font-size: 14px; }
-svg { display: block; width: 100%; height: auto; font-size: 11.5px; }
-svg text { fill: var(--soft); font-variant-numeric: tabular-nums; }
-svg .title { font-size: 12px; }
-.grid { stroke: var(--rule); } .axis { stroke: var(--grey); }
-.line path { fill: none; stroke: var(--c); stroke-linejoin: round; stroke-linecap: round; }
-.line circle { fill: var(--c); } .strong path { stroke-width: 2.2; }
-.thin path { stroke-width: 1.4; } .faint path { stroke-width: 1; opacity: .38; }
-.dashed path { stroke-width: 1.8; stroke-dasharray: 5 4; }
-.mark path { stroke: var(--ink); stroke-dasharray: 2 3; opacity: .65; }
-.mark text { font-weight: 600; }
-svg .lost text { fill: var(--bad); } svg .joined text { fill: var(--good); }
-.lost path { stroke: var(--bad); } .joined path { stroke: var(--good); }
 rect.computing, i.computing { fill: var(--c0); background: var(--c0); }
 rect.data, i.data { fill: var(--c4); background: var(--c4); }
 rect.rounds, i.rounds { fill: var(--c3); background: var(--c3); }
@@ -71,6 +79,7 @@ pre { overflow-x: auto; margin: 8px 0; font: 12.5px/1.45 ui-monospace, Menlo, mo
   margin-right: 7px; background: var(--c); }
 @media print { body { background: none; } figure { break-inside: avoid; } }
 """
+)
 
 
 def page(title: str, body: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 def render(histories: Sequence[History]) -> str:
     """Returns the report as HTML."""
     alone = len(histories) == 1
+    trained = [history.without_start_up() for history in histories]
     title = histories[0].name if alone else f"{len(histories)} runs compared"
     body = [f"<h1>{escape(title)}</h1>"]
     if alone:
@@ -47,8 +48,8 @@ def render(histories: Sequence[History]) -> str:
     else:
         body.append(f'<p class="soft">{escape(", ".join(run.name for run in histories))}</p>')
     body += [table(histories), *words([(run.name, run.decoded) for run in histories])]
-    body += learning(histories)
-    for i, history in enumerate(histories):
+    body += learning(trained)
+    for i, history in enumerate(trained):
         body += learners(history, None if alone else i)
     return page(f"Unisono: {title}", body)
 
@@ -80,6 +81,7 @@ def _tiles(history: History) -> str:
             ("held-out frame accuracy", known(facts.validation_accuracy, percent)),
             ("examples a second", known(facts.examples_per_s, short)),
             ("examples trained", known(facts.examples, short)),
-            ("wall-clock", duration(facts.wall_s)),
+            ("training time", duration(facts.wall_s)),
+            ("start-up", duration(facts.start_up_s)),
         ]
     )

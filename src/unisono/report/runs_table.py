@@ -17,6 +17,7 @@ class RunFacts:
 
     learners: str
     examples: float | None
+    start_up_s: float
     wall_s: float
     examples_per_s: float | None
     train_logprob: float | None
@@ -38,6 +39,7 @@ class RunFacts:
         return cls(
             learners=str(summary.learners),
             examples=summary.examples,
+            start_up_s=summary.start_up_s,
             wall_s=summary.wall_s,
             examples_per_s=summary.examples_per_s,
             train_logprob=summary.train_logprob,
@@ -55,13 +57,14 @@ class RunFacts:
     def _so_far(cls, history: History) -> RunFacts:
         seen = [number(event, "global_examples") for event in history.events]
         examples = max((count for count in seen if count is not None), default=None)
-        wall = max((event["time"] for event in history.events), default=0.0)
+        wall = max((event["time"] for event in history.events), default=0.0) - history.start_up_s
         rounds = history.named("round")
         checks = history.named("validation")
         last = checks[-1] if checks else {}
         return cls(
             learners=history.config.learners,
             examples=examples,
+            start_up_s=history.start_up_s,
             wall_s=wall,
             examples_per_s=examples / wall if examples is not None and wall > 0 else None,
             train_logprob=number(last, "train_logprob"),
@@ -101,7 +104,8 @@ _HEADS = (
     ("text", "strategy", ""),
     ("", "learners", ""),
     ("", "examples", ""),
-    ("", "time", ""),
+    ("", "start-up", ""),
+    ("", "time", "training"),
     ("", "examples/s", ""),
     ("", "log-prob", "training"),
     ("", "log-prob", "held out"),
@@ -114,16 +118,24 @@ _HEADS = (
 
 
 def table(histories: Sequence[History]) -> str:
-    """Returns the table; among several runs the best held-out numbers are set off."""
+    """Returns the table; among several runs of the same data the best numbers are set off."""
     facts = [RunFacts.of(history) for history in histories]
-    best_logprob = _best([fact.validation_logprob for fact in facts])
-    best_accuracy = _best([fact.validation_accuracy for fact in facts])
+    best: dict[str, tuple[float | None, float | None]] = {}
+    for data in {history.data for history in histories}:
+        alike = [
+            fact for history, fact in zip(histories, facts, strict=True) if history.data == data
+        ]
+        best[data] = (
+            _best([fact.validation_logprob for fact in alike]),
+            _best([fact.validation_accuracy for fact in alike]),
+        )
     head = "".join(
         f'<th class="{kind}">{name}<small>{more}</small></th>' for kind, name, more in _HEADS
     )
     rows = []
     for i, (history, fact) in enumerate(zip(histories, facts, strict=True)):
         swatch = f'<span class="swatch" style="{colour_of(i)}"></span>'
+        best_logprob, best_accuracy = best[history.data]
         came = [f"{fact.lost} lost"] if fact.lost else []
         came += [f"{fact.joined} joined"] if fact.joined else []
         people = f"{fact.learners} <small>({', '.join(came)})</small>" if came else fact.learners
@@ -132,6 +144,7 @@ def table(histories: Sequence[History]) -> str:
             ("text", escape(history.config.strategy_name)),
             ("", people),
             ("", known(fact.examples, short)),
+            ("", duration(fact.start_up_s)),
             ("", duration(fact.wall_s)),
             ("", known(fact.examples_per_s, short)),
             ("", known(fact.train_logprob, logprob)),
@@ -151,7 +164,11 @@ def table(histories: Sequence[History]) -> str:
         rows.append(
             "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in cells) + "</tr>"
         )
-    return f'<div class="table"><table><tr>{head}</tr>\n{"".join(rows)}</table></div>'
+    note = ""
+    if len(best) > 1:
+        warning = "These runs are of different data: their log-probs cannot be compared."
+        note = f'<p class="soft">{warning}</p>'
+    return f'<div class="table"><table><tr>{head}</tr>\n{"".join(rows)}</table></div>{note}'
 
 
 def _best(values: Sequence[float | None]) -> float | None:

@@ -20,7 +20,7 @@ from unisono.text import counted
 from unisono.training.contenders import CONTENDERS
 
 _CEILING = {"solo": "bare", "bare": "bare"}
-CEILING_SECONDS = 2.0
+CEILING_SECONDS = 1.0
 CEILING_TURNS = 5
 
 Samples = dict[str, list[dict[str, Any]]]

@@ -6,8 +6,8 @@ it, that would be 10% of the time of 8 learners on 8 hours of speech. So on a CP
 copied (milliseconds), and a thread of the lowest priority scores the copy: where a core is idle it
 costs nothing, elsewhere at most 1.5% of the learner's core. Where the last score is not
 done when the next is due, the learner waits for it, as long as it has waited less than 1% of the
-time, divided by the number of learners; else this one is left out. Those at the ends of epochs, and
-those of an explicit ``validation.every``, are not left out: the learner waits.
+time, divided by the number of learners; else this one is left out. With an explicit
+``validation.every`` none is left out, and the learner waits.
 """
 
 from __future__ import annotations

@@ -191,8 +191,7 @@ class Worker:
 
     def _validate(self, learner: Learner, validator: Validator, due: bool, train: bool) -> None:
         """Tells of the validation that is done, and begins the one that is due."""
-        skip = not (train or self._config.validation.every)
-        can_start = due and validator.can_start(skip=skip)
+        can_start = due and validator.can_start(skip=not self._config.validation.every)
         if validator.ready:
             self._tell(learner, validator.take())
         if can_start:

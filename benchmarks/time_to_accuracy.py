@@ -1,0 +1,321 @@
+"""Time to accuracy: how much sooner several learners have the model of the best solo run.
+
+    python benchmarks/time_to_accuracy.py PREP --out DIR [--learners 4,8,16] [--seeds 3]
+
+Every run is `unisono train` with the shipped defaults, one thread a learner. Solo is also tried
+with each optimizer at a few rates: the best of these is what the others are measured against. What
+is done stays done: stop it at any moment, and run it again with the same --out. A run that was
+under way begins anew, since a run in two pieces has no time that means anything. Runs that fit
+side by side on --cores run at the same time. --budget ends it after so many seconds; a run that
+would not be done by then, going by those before it, is not begun.
+
+With --slow 5 learner 0 of the runs marked "slow" is stopped four fifths of the time, in slices of
+10 ms, as if its machine were five times slower.
+
+Writes DIR/table.txt, DIR/results.json and DIR/time_to_accuracy.svg whenever a run has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from time_to_accuracy_tables import Finished, Row, judge_rows, picture, results, table
+
+from unisono.config import OptimizerChoice, default_rate, load
+from unisono.errors import Cause
+from unisono.fabric.local.child_processes import ChildProcesses
+from unisono.report.time_to_target import Ceiling, read_curve
+from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.strategies.registry import names
+from unisono.training.bench import measure_ceiling
+
+RATES = (0.5, 1.0, 2.0, 4.0)
+"""Multiples of an optimizer's default rate that solo is tried with."""
+WITHOUT_WAITING = ("averaging:sharding=dynamic", "gossip-fixed", "gossip-random", "server")
+"""Strategies that wait for nobody, which --slow is about; allreduce is beside them."""
+SLICE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a row of the table, and a seed."""
+
+    name: str
+    learners: int
+    seed: int
+    arguments: tuple[str, ...] = ()
+    slow: float = 1.0
+
+    @property
+    def key(self) -> str:
+        """Its name among the files."""
+        return f"{self.name.replace(' ', '_').replace(':', '+')}-{self.learners}-{self.seed}"
+
+
+def solo_jobs(seed: int) -> list[Job]:
+    """Solo as it is shipped, then with each optimizer and rate."""
+    jobs = [Job("solo", 1, seed)]
+    for optimizer in OptimizerChoice:
+        for rate in RATES:
+            start = rate * default_rate(optimizer)
+            options = ("--optimizer", optimizer.value, "--set", f"rate.start={start!r}")
+            jobs.append(Job(f"solo {optimizer.value} x{rate:g}", 1, seed, options))
+    return jobs
+
+
+def strategy_job(variant: str, learners: int, seed: int, slow: float = 1.0) -> Job:
+    """A strategy by its name, with options behind colons."""
+    name, *options = variant.split(":")
+    sets = [word for option in options for word in ("--set", f"strategy.{option}")]
+    title = f"{variant} slow" if slow > 1 else variant
+    return Job(title, learners, seed, ("--strategy", name, *sets), slow)
+
+
+class Benchmark:
+    """Runs what is not done yet, the most important first."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._prep: Path = options.prep.resolve()
+        self._out: Path = options.out.resolve()
+        self._learners = [int(word) for word in options.learners.split(",")]
+        self._main = 8 if 8 in self._learners else self._learners[0]
+        self._seeds = range(options.seeds)
+        self._strategies: list[str] = options.strategies.split(",") if options.strategies else []
+        self._slow: float = options.slow
+        self._cores: int = options.cores or os.cpu_count() or 1
+        self._deadline = time.monotonic() + options.budget if options.budget else None
+        self._given_up: set[str] = set()
+        for folder in ("runs", "logs"):
+            (self._out / folder).mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Everything; writes the table after each run."""
+        for learners in self._learners:
+            self._ceiling(learners)
+        for each in list(dict.fromkeys(self.plan())):
+            summary = self._out / "runs" / each.key / "summary.json"
+            if self._read(each) is None and summary.exists():
+                self._note(each, "it ended when this program was stopped")
+        children = ChildProcesses()
+        under_way: dict[str, Job] = {}
+        try:
+            while True:
+                while (job := self._next(list(under_way.values()))) is not None:
+                    self._start(children, job)
+                    under_way[job.key] = job
+                if not under_way:
+                    break
+                left = None if self._deadline is None else self._deadline - time.monotonic()
+                ended = children.wait(left)
+                if not ended:
+                    print("the time is up; the same command goes on from here", flush=True)
+                    break
+                for child in ended:
+                    self._note(under_way.pop(child.name), child.how)
+        finally:
+            children.stop(5.0)
+            self.write()
+
+    def plan(self) -> Iterator[Job]:
+        """All jobs, the most important first."""
+        first, others = self._seeds[0], self._seeds[1:]
+        yield Job("default", self._main, first)
+        yield from solo_jobs(first)
+        best = self._best_solo()
+        for seed in others:
+            yield Job("default", self._main, seed)
+            yield Job("solo", 1, seed)
+            yield from (job for job in solo_jobs(seed) if job.name == best)
+        for seed in self._seeds:
+            for learners in self._learners:
+                yield Job("default", learners, seed)
+        for seed in self._seeds:
+            for variant in self._strategies:
+                yield strategy_job(variant, self._main, seed)
+        if self._slow > 1:
+            for seed in self._seeds:
+                for variant in ("allreduce", *WITHOUT_WAITING):
+                    yield strategy_job(variant, self._main, seed, self._slow)
+
+    def write(self) -> None:
+        """Table, figures and picture of what is done so far."""
+        done = [found for job in dict.fromkeys(self.plan()) if (found := self._read(job))]
+        ceilings = {n: each for n in self._learners if (each := self._read_ceiling(n))}
+        rows = judge_rows(done, self._best_solo())
+        lines = table(rows, ceilings)
+        write_atomically(self._out / "table.txt", ("\n".join(lines) + "\n").encode())
+        whole = results(rows, ceilings, [asdict(each) for each in done])
+        write_atomically(self._out / "results.json", json.dumps(whole, indent=1).encode())
+        drawn: list[Row] = [r for r in rows if r.learners in (1, self._main)]
+        image = picture(drawn)
+        if image:
+            write_atomically(self._out / "time_to_accuracy.svg", image.encode())
+        print("\n".join(["", *lines]), flush=True)
+
+    def _next(self, under_way: Sequence[Job]) -> Job | None:
+        """The first job that is not done, if it fits; else a solo run that does."""
+        free = self._cores - sum(min(job.learners, self._cores) for job in under_way)
+        waiting = [
+            job
+            for job in dict.fromkeys(self.plan())
+            if job not in under_way
+            and job.key not in self._given_up
+            and self._read(job) is None
+            and self._has_time(job)
+        ]
+        for place, job in enumerate(waiting):
+            if min(job.learners, self._cores) <= free and (place == 0 or job.learners == 1):
+                return job
+        return None
+
+    def _has_time(self, job: Job) -> bool:
+        if self._deadline is None:
+            return True
+        took = [
+            found.total_s
+            for file in (self._out / "runs").glob(f"*-{job.learners}-*.json")
+            if (found := Finished.read(file)) is not None
+        ]
+        return bool(time.monotonic() + max(took, default=0.0) < self._deadline)
+
+    def _start(self, children: ChildProcesses, job: Job) -> None:
+        path = self._out / "runs" / job.key
+        shutil.rmtree(path, ignore_errors=True)
+        log = self._out / "logs" / f"{job.key}.txt"
+        log.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "unisono", "train", str(self._prep), "--out", str(path)]
+        command += ["--learners", str(job.learners), "--seed", str(job.seed)]
+        command += ["--set", "threads=1", *job.arguments]
+        children.start(job.key, command, {"OMP_NUM_THREADS": "1"}, log)
+        print(f"begun   {job.name}, {job.learners} learners, seed {job.seed}", flush=True)
+        if job.slow > 1:
+            slow = threading.Thread(target=slow_down, args=(children.pid(job.key), job.slow))
+            slow.daemon = True
+            slow.start()
+
+    def _note(self, job: Job, how: str) -> None:
+        """What came of a run, in a file of its own: that is what makes it done."""
+        path = self._out / "runs" / job.key
+        run = RunDirectory(path)
+        summary = run.read_summary() if path.is_dir() else None
+        finished = Finished(job.name, job.learners, job.seed, machine=machine())
+        if summary is not None and summary.ended == "finished":
+            curve = read_curve(path, job.seed, "logprob")
+            finished.points = [list(point) for point in curve.points]
+            finished.start_up_s = curve.start_up_s
+            finished.stalled_s = curve.stalled_s
+            finished.wall_s = summary.wall_s
+            finished.examples_per_s = summary.examples_per_s
+            finished.accuracy = summary.validation_accuracy
+            shutil.rmtree(run.checkpoints, ignore_errors=True)
+        elif diverged(run):
+            finished.diverged = True
+        else:
+            self._given_up.add(job.key)
+            log = self._out / "logs" / f"{job.key}.txt"
+            print(f"FAILED  {job.name}, seed {job.seed} ({how}): see {log}", flush=True)
+            return
+        finished.write(self._out / "runs" / f"{job.key}.json")
+        told = "diverged" if finished.diverged else f"log-prob {finished.curve.final:.4f}"
+        seconds = f"{finished.wall_s:.1f} s"
+        print(f"done    {job.name}, seed {job.seed}: {told}, {seconds}", flush=True)
+        self.write()
+
+    def _read(self, job: Job) -> Finished | None:
+        return Finished.read(self._out / "runs" / f"{job.key}.json")
+
+    def _best_solo(self) -> str:
+        """The solo run that ended best, with the first seed, of those that are done."""
+        done = [found for job in solo_jobs(self._seeds[0]) if (found := self._read(job))]
+        ended = [each for each in done if not each.diverged]
+        return max(ended, key=lambda each: each.curve.final).name if ended else "solo"
+
+    def _ceiling(self, learners: int) -> None:
+        if self._read_ceiling(learners) is None:
+            config = load(None, ["threads=1"], {"prep": str(self._prep)})
+            found = measure_ceiling(config, learners)
+            print(found.line(), flush=True)
+            file = self._out / f"ceiling-{learners}.json"
+            write_atomically(file, json.dumps(asdict(found)).encode())
+
+    def _read_ceiling(self, learners: int) -> Ceiling | None:
+        file = self._out / f"ceiling-{learners}.json"
+        return Ceiling(**json.loads(file.read_text())) if file.exists() else None
+
+
+def diverged(run: RunDirectory) -> bool:
+    """Whether a run gave up because its steps were not finite."""
+    events = run.read_metrics() if run.metrics.is_file() else []
+    causes = [event.get("cause") for event in events if event["event"] == "failed"]
+    return causes[-1:] == [Cause.DIVERGED.value]
+
+
+def slow_down(parent: int, times: float) -> None:
+    """Stops learner 0 of a run for all but one in `times` slices, until it ends."""
+    pid = None
+    while pid is None and Path(f"/proc/{parent}").exists():
+        time.sleep(0.1)
+        pid = learner_0(parent)
+    try:
+        process = None if pid is None else os.pidfd_open(pid)
+        while process is not None:
+            signal.pidfd_send_signal(process, signal.SIGSTOP)
+            time.sleep((times - 1) * SLICE_S)
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+            time.sleep(SLICE_S)
+    except ProcessLookupError:
+        return
+
+
+def learner_0(parent: int) -> int | None:
+    """The process of a run's learner 0, by its environment."""
+    for entry in Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue
+        if int(stat[1]) == parent and b"UNISONO_LEARNER=0" in environment:
+            return int(entry.name)
+    return None
+
+
+def machine() -> str:
+    """The processor and how many cores there are."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def main() -> None:
+    """Runs it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("prep", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--learners", default="4,8,16")
+    parser.add_argument("--seeds", type=int, default=3)
+    every = ",".join(name for name in names() if name != "solo")
+    parser.add_argument("--strategies", default=every, help="by name, at 8 learners")
+    parser.add_argument("--slow", type=float, default=1.0, help="learner 0 so many times slower")
+    parser.add_argument("--cores", type=int, default=0, help="cores to use; 0: all")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds; 0: until it is done")
+    benchmark = Benchmark(parser.parse_args())
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    try:
+        benchmark.run()
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", flush=True)
+
+
+if __name__ == "__main__":
+    main()
