@@ -98,3 +98,24 @@ def test_keys_in_the_text_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for table, key in re.findall(rf"`({'|'.join(_TABLES)})\.([a-z_]+)", text):
         assert key in _TABLES[table], f"{page}: {table}.{key}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_by_name)
+def test_source_files_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    roots = (ROOT, ROOT / "src" / "unisono", ROOT / "src" / "unisono" / "strategies")
+    for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", page.read_text(encoding="utf-8")):
+        assert any((root / name).exists() for root in roots), f"{page}: {name}"
+
+
+def test_classes_of_the_glossary_exist() -> None:
+    defined = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.M)
+    }
+    table = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    classes = re.findall(r"`([A-Z][a-z]+[A-Za-z]*)`", table.partition("## Classes")[2])
+    assert len(classes) > 10
+    assert set(classes) <= defined
