@@ -29,22 +29,21 @@ def _command(name: str, command: Any) -> str:
     for parameter in command.params:
         if parameter.name == "help":
             continue
-        label = ", ".join(parameter.opts)
+        label = ", ".join((*parameter.opts, *parameter.secondary_opts))
         if parameter.param_type_name == "argument":
             label = parameter.metavar or parameter.name.upper()
             arguments.append(label)
         text = _cell(getattr(parameter, "help", None) or "")
         rows.append(f"| `{label}` | {_default(parameter)} | {text} |")
-    usage = " ".join(("unisono", name, *arguments, "[OPTIONS]"))
+    usage = " ".join(("unisono", name, "[OPTIONS]", *arguments))
     return "\n".join((*lines, "```text", usage, "```", "", *rows, ""))
 
 
 def _default(parameter: Any) -> str:
-    found = re.search(r"\[default: (.*)\]", getattr(parameter, "help", None) or "")
     if parameter.required:
         return "required"
-    if found:
-        return found[1]
+    if isinstance(shown := getattr(parameter, "show_default", None), str):
+        return shown
     value = parameter.default
     if isinstance(value, enum.Enum):
         value = value.value
@@ -54,7 +53,7 @@ def _default(parameter: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\s*\[default: .*\]", "", " ".join(text.split())).replace("|", "\\|")
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def configuration() -> str:

@@ -106,7 +106,7 @@ def common(
     if rank.number > 0:
         sys.exit(2)
     own = "run the script itself under it, or use `unisono launch` alone"
-    what = own if command == "launch" else f"run `unisono {command}` alon`"
+    what = own if command == "launch" else f"run `unisono {command}` alone"
     raise UserError(f"{rank.launcher} has started {rank.count} processes of this command: {what}")
 
 

@@ -101,7 +101,7 @@ class Rank:
         raise UserError(
             f"{self.launcher} has started {self.count} processes that do not know each other: set "
             "MASTER_ADDR and MASTER_PORT for them (a host and a free port of rank 0), or start the "
-            f"script with `unisono launch --learners {self.count}``"
+            f"script with `unisono launch --learners {self.count}`"
         )
 
 
