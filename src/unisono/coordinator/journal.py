@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from unisono.coordinator.messages import COMMANDS, Command
-from unisono.files import cut_torn_line
+from unisono.fabric.files import cut_torn_line
 
 
 class Journal(Protocol):

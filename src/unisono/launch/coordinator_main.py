@@ -15,10 +15,10 @@ from unisono.coordinator.service import Service, serve
 from unisono.coordinator.state import State
 from unisono.errors import UserError
 from unisono.fabric import COORDINATOR, to_plain
+from unisono.fabric.files import AppendFile
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.endpoints import SocketAddress, tcp_place
 from unisono.fabric.network.tcp_listener import NetworkSettings
-from unisono.files import AppendFile
 from unisono.learner.placement import COORDINATOR_SOCKET, CREDENTIALS, ENDPOINT, commit_checkpoint
 from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unisono.files import AppendFile
+from unisono.fabric.files import AppendFile
 from unisono.text import json_line
 
 METRICS = "metrics.jsonl"

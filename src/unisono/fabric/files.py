@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 
 from unisono.errors import UserError
@@ -19,11 +20,12 @@ class AppendFile:
     """Appends lines, each with one call, so that a kill tears at most the last one.
 
     While the disk refuses them they wait in memory, and are written with the first line that it
-    takes again. That a file cannot be written is said once.
+    takes again. That a file cannot be written is said once. Several threads may append.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
         self._waiting = bytearray()
         self._dropped = 0
         self._warned = False
@@ -36,15 +38,17 @@ class AppendFile:
 
     def append(self, line: bytes) -> None:
         """Appends a line, with its line end."""
-        if len(self._waiting) + len(line) <= MOST_WAITING:
-            self._waiting += line
-        else:
-            self._dropped += 1
-        self._write()
+        with self._lock:
+            if len(self._waiting) + len(line) <= MOST_WAITING:
+                self._waiting += line
+            else:
+                self._dropped += 1
+            self._write()
 
     def close(self) -> None:
         """Tries once more, and closes the file."""
-        self._write()
+        with self._lock:
+            self._write()
         lost = self._dropped + self._waiting.count(b"\n")
         if lost:
             log.warning(

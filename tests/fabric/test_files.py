@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from unisono import files
 from unisono.errors import UserError
-from unisono.files import AppendFile
+from unisono.fabric import files
+from unisono.fabric.files import AppendFile
 
 
 @contextmanager
@@ -49,6 +51,22 @@ def test_what_the_disk_refuses_is_written_later(
     assert caplog.messages == [
         f"unisono: {path} cannot be written (File too large): lines are kept in memory until it can"
     ]
+
+
+def test_several_threads_may_append(tmp_path: Path) -> None:
+    """As the activities of a learner do; each line stays in one piece."""
+    path = tmp_path / "log"
+    file = AppendFile(path)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(file.append, lines(0, 5000), chunksize=50):
+                pass
+    finally:
+        sys.setswitchinterval(before)
+    file.close()
+    assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines(0, 5000))
 
 
 def test_memory_is_bounded_and_what_is_lost_is_told(
