@@ -71,6 +71,8 @@ class ShardStore:
         self._members: list[Address] = []
         self._orphans: set[int] = set()
         """Shards that come here because their holder is gone."""
+        self._rolled_back: dict[int, int] = {}
+        """Updates that such a shard lost; told when it is used: at an orderly end none is."""
 
     # The model.
 
@@ -300,6 +302,7 @@ class ShardStore:
             return True
         if not all(shard in self._shards for shard in range(*run)):
             return False
+        self._tell_restored(run)
         first = self._shards[run[0]].copy
         stale, fresh = first.version - push.version, first.applied.get(sender, 0) < push.number
         if push.bound and fresh and stale > push.bound:
@@ -332,6 +335,7 @@ class ShardStore:
             return True
         if not all(shard in self._shards for shard in range(*run)):
             return False
+        self._tell_restored(run)
         vector = self._part(self._values, run)
         if any(self._shards[s].mean is not None for s in range(*run)):
             vector = vector.copy()
@@ -360,7 +364,7 @@ class ShardStore:
             updater = self._make_updater(part, start)
             self._known[shard].generation = self._fabric.members().version
             self._shards[shard] = Shard(part, updater, self._known[shard])
-            self._tell_restored(shard)
+            self._count_lost(shard)
             kept = self._kept.pop(shard, None)
             if kept is not None:
                 self._shards[shard].mean = kept.vectors.pop("mean", None)
@@ -369,13 +373,21 @@ class ShardStore:
                     updater.load_state(kept)
         self.retry()
 
-    def _tell_restored(self, shard: int) -> None:
+    def _count_lost(self, shard: int) -> None:
         """Counts the updates that went with a holder: those that other shards have more."""
         if shard in self._orphans:
             self._orphans.discard(shard)
             version = self._known[shard].version
             lost = max(self._newest(other).version for other in range(self._count)) - version
             if lost:
+                self._rolled_back[shard] = lost
+
+    def _tell_restored(self, run: Run) -> None:
+        """These shards go on from an older version: somebody uses them."""
+        for shard in range(*run):
+            lost = self._rolled_back.pop(shard, 0)
+            if lost:
+                version = self._shards[shard].copy.version
                 self._replica.event("restored", shard=shard, version=version, rolled_back=lost)
 
     def _part(self, vector: Vector, run: Run) -> Vector:
