@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 import torch
 
 from unisono.errors import UserError
-from unisono.fabric import TensorVector, learner
+from unisono.fabric import Address, TensorVector, learner
+from unisono.fabric.simulated.kernel import SimulatedNetwork
+from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.replica import LearnerReplica
 from unisono.strategies import AveragedServer, PushKind, Server, Solo
+from unisono.strategies.engines.pushes import Push
 from unisono.strategies.engines.server_worker import ServerParticipant
 from unisono.strategies.engines.shard_store import ShardStore
 from unisono.strategies.engines.shards import Copy, Shard, bounds, holder, runs
@@ -236,6 +240,45 @@ def test_one_learner_trains_the_warm_start_by_itself() -> None:
     assert {by[position] for position in range(25, 50)} == {0, 1, 2}
 
 
+@dataclass(frozen=True)
+class Noted(Targets):
+    """Writes down where learner 0 computes its gradients."""
+
+    points: list[list[float]] = field(default_factory=list)
+
+    def gradient(
+        self, x: torch.Tensor, data: torch.Tensor, who: Address, step: int
+    ) -> torch.Tensor:
+        if who.number == 0:
+            self.points.append(x.tolist())
+        return super().gradient(x, data, who, step)
+
+
+@pytest.mark.parametrize("kind", PushKind)
+def test_the_warm_start_is_solo_and_the_others_begin_with_its_model(
+    kind: PushKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes where a solo run does; nobody pushes what it computed at the initial model."""
+    stale: list[int] = []
+    complete = ServerParticipant._complete
+
+    def noted(self: ServerParticipant, push: Push) -> None:
+        if push.update is not None:
+            stale.append(push.stale)
+        complete(self, push)
+
+    monkeypatch.setattr(ServerParticipant, "_complete", noted)
+    loss = Noted(distance=5.0)
+    strategy = Server(push=kind, push_every=2, warm_start=0.5)
+    run = ToyCluster(strategy=strategy, learners=3, total=80, loss=loss).run()
+    assert max(stale) <= 2 * strategy.staleness(3)
+    assert len({r.address.number for r in run.results if r.steps}) == 3
+    solo = ToyCluster(strategy=Solo(), learners=1, total=40, loss=loss)
+    ours, loss.points[:] = loss.points[:40], []
+    solo.run()
+    np.testing.assert_allclose(ours, loss.points, atol=1e-12)
+
+
 def test_a_dead_holder_s_shards_go_on_from_what_others_pulled() -> None:
     """The rest go on; the model that they end with has their own steps from before the death."""
     run = ToyCluster(
@@ -248,23 +291,27 @@ def test_a_dead_holder_s_shards_go_on_from_what_others_pulled() -> None:
     assert run.state.pool.over
 
 
-def test_committing_what_only_its_learner_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", PushKind)
+def test_committing_what_only_its_learner_has_is_found(
+    kind: PushKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Work told of too early is lost with the holder of its shard, and nobody redoes it."""
     monkeypatch.setattr(ShardStore, "survives", lambda self, versions: True)
     promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
     with pytest.raises(AssertionError, match="by the steps of 0 learners"):
         check_schedules(
-            lambda: Server(push=GRADIENT, push_every=2, shards=1), range(120), promises=promises
+            lambda: Server(push=kind, push_every=2, shards=1), range(150, 165), promises=promises
         )
 
 
-def test_silence_about_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", PushKind)
+def test_silence_about_the_dead_is_found(kind: PushKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the model, and nobody tells of, is trained again."""
     monkeypatch.setattr(ShardStore, "work_of", lambda self, gone: [])
     promises = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
     with pytest.raises(AssertionError, match="by the steps of 2 learners"):
         check_schedules(
-            lambda: Server(push=GRADIENT, push_every=2, shards=1), range(400), promises=promises
+            lambda: Server(push=kind, push_every=2, shards=1), range(25), promises=promises
         )
 
 
@@ -276,7 +323,9 @@ def test_it_commits_with_any_number_of_shards() -> None:
         )
 
 
-def restored(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[dict[str, Any]]:
+def restored(
+    monkeypatch: pytest.MonkeyPatch, faults: list[Fault], **how: Any
+) -> list[dict[str, Any]]:
     """What is told of shards that lost updates with their holder."""
     told: list[dict[str, Any]] = []
 
@@ -286,16 +335,23 @@ def restored(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[dict[
 
     monkeypatch.setattr(LearnerReplica, "event", event)
     strategy = Server(push=GRADIENT, push_every=1, shards=3)
-    run = ToyCluster(strategy=strategy, learners=3, total=60, faults=faults).run()
+    run = ToyCluster(strategy=strategy, learners=3, total=60, faults=faults, **how).run()
     assert run.state.pool.over
     return told
 
 
 def test_what_went_with_a_holder_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = [each for at in range(50, 80) for each in restored(monkeypatch, [Kill(at / 10, 0)])]
+    told = [each for at in range(605, 620) for each in restored(monkeypatch, [Kill(at / 100, 0)])]
     assert {each["shard"] for each in told} == {0}
     assert all(0 < each["rolled_back"] <= 3 for each in told)
 
 
 def test_nothing_is_rolled_back_where_nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert restored(monkeypatch, []) == restored(monkeypatch, [Join(6.3, 3)]) == []
+
+
+def test_nothing_is_rolled_back_by_an_orderly_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners leave one by one, some before others know that all is done."""
+    for seed in range(20):
+        network = SimulatedNetwork(latency=(0.01, 0.4, 1.7)[seed % 3])
+        assert restored(monkeypatch, [], scheduler=SeededScheduler(seed), network=network) == []

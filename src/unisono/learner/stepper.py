@@ -90,6 +90,7 @@ class Stepper(Generic[T]):
                 self._current, self._seen, self._agreed = item, False, False
                 self._end = item.end
                 self._replica.reached = item.reached / self._task.total
+                self._participant.before_minibatch()
                 return item, cast("T", data)
             if item is None:
                 self._current = None

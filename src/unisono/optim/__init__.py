@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.optim.natural_gradient import OnlineNaturalGradient
 from unisono.optim.ng_sgd import NaturalGradientSGD, Reduction
-from unisono.optim.schedules import Constant, Exponential, Power, Schedule, WarmUp
+from unisono.optim.schedules import Constant, Exponential, Power, Schedule, Switched, WarmUp
 
 __all__ = [
     "Constant",
@@ -14,5 +14,6 @@ __all__ = [
     "Power",
     "Reduction",
     "Schedule",
+    "Switched",
     "WarmUp",
 ]

@@ -80,6 +80,26 @@ class Power:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Switched:
+    """One schedule until a share of the data is seen, another one after it."""
+
+    first: Schedule
+    until: float
+    rest: Schedule
+
+    def rate(self, progress: float) -> float:
+        """That of the schedule whose turn it is."""
+        return (self.first if progress <= self.until else self.rest).rate(progress)
+
+    def describe(self) -> str:
+        """A few words for a person."""
+        return (
+            f"{self.first.rate(0.0):g} at the start, {self.rest.rate(self.until):g} after "
+            f"{100 * self.until:g}%, {self.rest.rate(1.0):g} at the end"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarmUp:
     """What large batches need: up to a rate in proportion to the batch, then 1/sqrt(2) an epoch.
 

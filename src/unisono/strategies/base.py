@@ -214,6 +214,9 @@ class Participant:
         """
         return True
 
+    def before_minibatch(self) -> None:
+        """A minibatch is about to be trained."""
+
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
         """Gradients are there; with static sharding they belong to round ``sync_round``."""
 

@@ -24,7 +24,7 @@ from unisono.learner.learner import Learner
 from unisono.learner.placement import find_placement
 from unisono.learner.uncaught import install
 from unisono.models import build
-from unisono.optim import NaturalGradientSGD
+from unisono.optim import NaturalGradientSGD, Schedule, Switched
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
 from unisono.training.builders import examples_in, open_data, shape_of, source_of, strategy_of
@@ -49,6 +49,16 @@ def choose_device(config: Config, number: int) -> torch.device:
     if config.device is DeviceChoice.CUDA:
         raise UserError("device is cuda, but torch finds no GPU here; use --set device=cpu")
     return torch.device("cpu")
+
+
+def schedule_of(config: Config) -> Schedule:
+    """The schedule of a run; that of a solo run while one learner trains alone at the start."""
+    schedule = make_schedule(config)
+    alone = strategy_of(config).round_plan(config.minibatch).alone
+    if alone == 0:
+        return schedule
+    solo = make_schedule(config.model_copy(update={"learners": "1"}))
+    return Switched(first=solo, until=alone, rest=schedule)
 
 
 def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -104,7 +114,7 @@ class Worker:
                 self._config, copy.to(self._device), self._heldout, self._train, beside
             )
         torch.manual_seed(self._config.seed)
-        self._schedule = make_schedule(self._config)
+        self._schedule = schedule_of(self._config)
 
     def run(self) -> None:
         """Trains to the end; the learner that leads writes the model."""

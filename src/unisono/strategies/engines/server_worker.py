@@ -103,12 +103,15 @@ class ServerParticipant(Participant):
         self._minibatches = 0
         """Stepped on since the last push."""
         self._under_way = False
+        self._idle = True
+        """Whether others may have trained on since this learner pulled."""
         self._pulled_at = self._computed_at = 0
         """Versions of shard 0: in the model, and of the first minibatch that is not pushed."""
         self._final: Vector | None = None
         self._late = 0
         # The agent.
-        self._number = 0
+        self._number = self._pulls = 0
+        """Of the last push, and of the last pull."""
         self._push: Push | None = None
         self._next: Push | None = None
         self._cutting: int | None = None
@@ -152,6 +155,13 @@ class ServerParticipant(Participant):
                 f"{learners} learners it is about {least}; give at least that, or 0 for none"
             )
 
+    def before_minibatch(self) -> None:
+        """Pulls first, if others have trained meanwhile: at the start, and after a pause."""
+        if self._idle:
+            self._idle = False
+            self._begin(None, TrainedWork())
+            self._pull(wait=True)
+
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
         """Counts the examples of the gradients."""
         self._examples += work.examples
@@ -166,12 +176,17 @@ class ServerParticipant(Participant):
         return self._accumulator.steps_locally
 
     def after_update(self) -> None:
-        """Takes over what was pulled, and pushes when it is time."""
+        """Takes over what was pulled, and pushes when it is time.
+
+        A learner that trains alone takes plain steps: shards make them one by one, without delay.
+        """
         if self._under_way:
             self._pull(wait=False)
-        if self._minibatches >= self._settings.push_every and not self._under_way:
+        plain = self._alone and not self._accumulator.steps_locally
+        enough = 1 if plain else self._settings.push_every
+        if self._minibatches >= enough and not self._under_way:
             self._begin_push()
-            if not self._settings.overlap:
+            if plain or not self._settings.overlap:
                 self._pull(wait=True)
 
     def flush(self) -> None:
@@ -181,31 +196,39 @@ class ServerParticipant(Participant):
         if self._minibatches:
             self._begin_push()
             self._pull(wait=True)
+        self._idle = True
         self.fabric.post(PORT, Drain())
 
     def _begin_push(self) -> None:
         if self.rounds == 0:
             self._check_bound()  # All who are expected are here: work is given out after that.
+        update = self._accumulator.take(self._shard_store.model, self._share(), self.rounds)
+        self._minibatches = 0
+        self._begin(update, self.replica.take_work())
+
+    def _begin(self, update: Vector | None, work: TrainedWork) -> None:
         push = Push(
             number=0,
-            update=self._accumulator.take(self._shard_store.model, self._share(), self.rounds),
-            work=self.replica.take_work(),
+            update=update,
+            work=work,
             rates=self.replica.learning_rates(),
             progress=self.replica.progress(),
             version=self._computed_at,
             missing=set(range(self._settings.shards)),
-            decided=not self._settings.bound,
+            decided=update is None or not self._settings.bound,
         )
-        self._minibatches = 0
         self._under_way = True
         self._next = push
         self.fabric.post(PORT, PushReady())
 
+    @property
+    def _alone(self) -> bool:
+        """Whether the current minibatch belongs to the warm start."""
+        return self.replica.progress() <= self._settings.warm_start
+
     def _share(self) -> float:
         """Of this learner in the model: all of it while it trains alone."""
-        if self.replica.progress() <= self._settings.warm_start:
-            return 1.0
-        return 1 / len(self.fabric.members().addresses())
+        return 1.0 if self._alone else 1 / len(self.fabric.members().addresses())
 
     def _pull(self, *, wait: bool) -> None:
         began = self.fabric.now()
@@ -351,8 +374,11 @@ class ServerParticipant(Participant):
         """Begins a push, unless one is under way, or all hold back for a checkpoint."""
         if self._push is None and self._next is not None and self._cutting is None:
             self._push, self._next = self._next, None
-            self._draining = False
-            if self._push.update is not None:
+            if self._push.update is None:
+                self._pulls += 1
+                self._push.number = -self._pulls
+            else:
+                self._draining = False
                 self._number += 1
                 self._push.number = self._number
             self._began = self.fabric.now()
@@ -436,7 +462,8 @@ class ServerParticipant(Participant):
         self.replica.record(dropped=push.work.note())
         late = self._late if self._late % LATE == 0 else 0
         self.replica.event("dropped", staleness=stale, bound=self._settings.bound, in_a_row=late)
-        push.update, push.work, push.number, push.decided = None, TrainedWork(), 0, True
+        self._pulls += 1
+        push.update, push.work, push.number, push.decided = None, TrainedWork(), -self._pulls, True
         push.missing, push.sent = set(range(self._settings.shards)), {}
         self._send_pieces()
 
