@@ -33,7 +33,7 @@ CONTENDERS: dict[str, list[str]] = {
     "block-momentum": ["strategy.name=averaging", "strategy.outer=block-momentum"],
     "nesterov": ["strategy.name=averaging", "strategy.outer=nesterov"],
     "server": ["strategy.name=server"],
-    "server-1": ["strategy.name=server", "strategy.push_every=1"],
+    "server-gradient": ["strategy.name=server", "strategy.push=gradient"],
     "averaged-server": ["strategy.name=averaged-server"],
     "gossip-fixed": ["strategy.name=gossip-fixed"],
     "gossip-random": ["strategy.name=gossip-random"],

@@ -23,7 +23,7 @@ _NAMES = {
 PACED = ("averaging", "averaging-dynamic", "gossip-random")
 _DEALT = ("averaging", "allreduce", "delay-by-one")
 _WAIT = ("averaging", "allreduce")
-STEPS = {"allreduce": 1, "delay-by-one": 1, "server": 4}
+STEPS = {"allreduce": 1, "delay-by-one": 1, "server": 8}
 """Minibatches a round of those whose pace is their own."""
 
 

@@ -25,7 +25,7 @@ from unisono.report.statistics import estimate
 from unisono.training.compare_jobs import run_jobs
 from unisono.training.compare_variants import ComparisonRun, Variant
 
-SETTINGS = ["minibatch=64", "strategy.push_every=1", "strategy.overlap=false", "threads=1"]
+SETTINGS = ["minibatch=64", "strategy.push=gradient", "strategy.overlap=false", "threads=1"]
 """Many small steps with little delay: with those a server learns in few passes."""
 START = default_rate(OptimizerChoice.SGD)
 SERVER = Variant("server")

@@ -25,7 +25,8 @@ from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
 from unisono.training.train import train
 
-NO_MOMENTUM = ["rate.scaled=false", "rate.momentum=0.0"]
+GRADIENTS = ["strategy.push=gradient"]
+NO_MOMENTUM = [*GRADIENTS, "rate.scaled=false", "rate.momentum=0.0"]
 WAITING = [*NO_MOMENTUM, "strategy.push_every=1", "strategy.overlap=false"]
 ONE = [*NO_MOMENTUM, "strategy.push_every=1"]
 FOUR = [*NO_MOMENTUM, "strategy.push_every=4"]
@@ -49,11 +50,11 @@ def settings() -> list[tuple[str, float, int, list[str]]]:
     ):
         found += [(name, rate, 3, sets) for rate in (0.1, 0.2, 0.4, 0.8)]
     for push in (1, 4):
-        sets = [*ADAM, f"strategy.push_every={push}"]
+        sets = [*ADAM, *GRADIENTS, f"strategy.push_every={push}"]
         found += [
             (f"push {push}, overlap, AdamW", rate, 3, sets) for rate in (0.0003, 0.001, 0.003)
         ]
-    sets = [*ADAM, "strategy.push_every=1", "strategy.overlap=false"]
+    sets = [*ADAM, *GRADIENTS, "strategy.push_every=1", "strategy.overlap=false"]
     found += [("push 1, waiting, AdamW", rate, 3, sets) for rate in (0.0001, 0.0003)]
     for momentum, rate in ((0.5, 0.1), (0.5, 0.2), (0.9, 0.02), (0.9, 0.04)):
         sets = [*WAITING, f"rate.momentum={momentum}"]
