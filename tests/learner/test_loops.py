@@ -43,7 +43,8 @@ PER_EPOCH = EXAMPLES // BATCH
 def test_a_draw_in_each_epoch_trains_each_minibatch_once(strategy: str, together: Together) -> None:
     epochs = 3
     steps: Counter[int] = Counter()
-    is_leader: list[int] = []
+    leaders: list[int] = []
+    leaders_after: list[int] = []
     seen: list[bool] = []
 
     def loop() -> None:
@@ -58,12 +59,14 @@ def test_a_draw_in_each_epoch_trains_each_minibatch_once(strategy: str, together
                 with learner.consensus():
                     pass
             if learner.is_leader:
-                is_leader.append(learner.number)
+                leaders.append(learner.number)
             assert learner.progress == 1.0
+        if learner.is_leader:
+            leaders_after.append(learner.number)
 
     ran = alone(loop) if strategy == "solo" else together(loop, 3)
     assert ran.state.pool.over and ran.counts.committed == epochs * PER_EPOCH
-    assert len(is_leader) == 1
+    assert len(leaders) == 1 and leaders_after == leaders
     if strategy != "allreduce":  # its learners compute in step, also where there is no minibatch
         assert sum(steps.values()) == epochs * PER_EPOCH
         assert all(seen)
@@ -171,7 +174,7 @@ def test_stop_ends_all_loops_with_one_model(
     strategy: str, nested: bool, together: Together
 ) -> None:
     epochs = 40
-    is_leader: list[int] = []
+    leaders: list[int] = []
     ends: dict[int, torch.Tensor] = {}
     progress: dict[int, float] = {}
 
@@ -188,7 +191,7 @@ def test_stop_ends_all_loops_with_one_model(
                         learner.stop()
             progress[learner.number] = learner.progress
             if learner.is_leader:
-                is_leader.append(learner.number)
+                leaders.append(learner.number)
             with learner.consensus():
                 ends[learner.number] = flat(model)
 
@@ -201,16 +204,16 @@ def test_stop_ends_all_loops_with_one_model(
     else:
         assert ran.state.pool.over and ran.state.pool.stopped
         assert ran.counts.leased == done + ran.counts.returned
-    assert len(is_leader) == 1 and len(ends) == learners
+    assert len(leaders) == 1 and len(ends) == learners
     assert all(torch.allclose(end, ends[0]) for end in ends.values())
     assert all(0 < reached < 0.7 for reached in progress.values())
 
 
 def test_a_death_after_the_stop_loses_nothing_that_was_handed_out() -> None:
     for at in range(8, 30, 3):
-        is_leader: list[int] = []
+        leaders: list[int] = []
 
-        def loop(is_leader: list[int] = is_leader) -> None:
+        def loop(leaders: list[int] = leaders) -> None:
             model = network()
             with unisono.Learner(model, sgd(model), SHARING["dynamic"]) as learner:
                 for batch in learner.draw(dataset(), 20, BATCH):
@@ -218,16 +221,16 @@ def test_a_death_after_the_stop_loses_nothing_that_was_handed_out() -> None:
                     if learner.every(examples=EXAMPLES):
                         learner.stop()
                 if learner.is_leader:
-                    is_leader.append(learner.number)
+                    leaders.append(learner.number)
 
         ran = simulated(loop, 3, faults=[Kill(at=float(at), number=1)], check=False)
-        assert ran.state.pool.over and len(is_leader) == 1
+        assert ran.state.pool.over and len(leaders) == 1
         assert ran.counts.leased == ran.counts.committed + ran.counts.returned
 
 
 @pytest.mark.parametrize("strategy", SERVED)
 def test_the_last_to_break_out_leads(strategy: str, together: Together) -> None:
-    is_leader: list[int] = []
+    leaders: list[int] = []
     shown: list[torch.Tensor] = []
 
     def loop() -> None:
@@ -238,14 +241,14 @@ def test_the_last_to_break_out_leads(strategy: str, together: Together) -> None:
                 if learner.progress > 0.5:
                     break
             if learner.is_leader:
-                is_leader.append(learner.number)
+                leaders.append(learner.number)
                 with learner.consensus():
                     shown.append(flat(model))
                 learner.event("validation", accuracy=1.0)
 
     learners = 1 if strategy == "solo" else 3
     ran = alone(loop) if learners == 1 else together(loop, learners)
-    assert len(is_leader) == 1 and not ran.state.lost
+    assert len(leaders) == 1 and not ran.state.lost
     assert not torch.equal(shown[0], flat(network()))
 
 

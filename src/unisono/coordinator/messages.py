@@ -60,7 +60,7 @@ class Left:
     """The learner is no member any more."""
 
     last: bool = False
-    """Whether no other was left."""
+    """Whether no other was left, and none has been told to lead."""
 
 
 @dataclass(frozen=True)

@@ -423,7 +423,8 @@ class State:
         static = self.job is not None and not self._is_dynamic
         for who, command in list(self._leaving.items()):
             if static or self.pool.over or not self.sync_rounds.may_contain(who):
-                self._delivery.answer(command, Left(last=self.learners == [who]))
+                last = self.learners == [who] and self._leader is None
+                self._delivery.answer(command, Left(last))
                 self._orderly = True
                 self._remove(who)
 

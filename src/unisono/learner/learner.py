@@ -147,12 +147,11 @@ class Learner:
     ) -> Iterator[Any]:
         """Minibatches of a DataLoader or a map-style dataset, until all epochs are trained.
 
-        Each minibatch goes to one learner. The order is the pool's, the same for every number of
-        learners: shuffled anew each epoch over the whole corpus, or, for a DataLoader with
-        ``shuffle=False``, that of the dataset. A DataLoader's workers are used; what a dataset
-        draws at random in them depends on seed and position alone. Without workers it draws from
-        the generators of this process, as your model does: then only ``prefetch=0`` keeps a run
-        repeatable.
+        Each minibatch goes to one learner. The order is the same for every number of learners:
+        shuffled anew each epoch, or, for a DataLoader with ``shuffle=False``, the dataset's. What a
+        dataset draws at random in a DataLoader's workers depends on seed and position alone.
+        Without workers it draws from the generators of this process, as your model does: then only
+        ``prefetch=0`` keeps a run repeatable.
 
         A loop over epochs says how many there will be and draws once in each::
 
@@ -170,8 +169,7 @@ class Learner:
 
         Args:
             source: a DataLoader, or a dataset with ``__len__`` and ``__getitem__``.
-            epochs: passes over the data (1 if it is not given); with ``epochs`` of the learner: one
-                pass a call.
+            epochs: passes over the data, by default 1; not with ``epochs`` of the learner.
             batch_size: examples a minibatch, for a dataset.
         """
         if not self._inside:
@@ -276,8 +274,7 @@ class Learner:
     def is_leader(self) -> bool:
         """After the loop: true on the one learner that should save the model.
 
-        After a ``break`` the learner leaves the run here, or at the end of the with statement; the
-        last one to leave leads.
+        After a ``break`` this leaves the run, and the last one to leave leads.
         """
         if self._rejoiner is None or self._session is None:
             return False
@@ -300,12 +297,7 @@ class Learner:
     @property
     def links(self) -> list[dict[str, Any]]:
         """What this learner has sent to each of the others, in this incarnation."""
-        traffic = {} if self._session is None else self._session.fabric.traffic
-        return [
-            {"receiver": to.name, "bytes": sent.bytes, "seconds": sent.seconds}
-            for to, sent in sorted(traffic.items())
-            if sent.bytes
-        ]
+        return [] if self._session is None else self._session.links
 
     @property
     def skipped(self) -> int:
@@ -318,10 +310,8 @@ class Learner:
         return 0 if self._session is None else self._session.participant.rounds
 
     def describe(self) -> list[str]:
-        """What is shared, who waits, what to do with the learning rate."""
+        """What is shared, and who waits for whom."""
         return describe(self.strategy, self.learners)
-
-    # Lives.
 
     @property
     def _session(self) -> Session[Any] | None:

@@ -43,7 +43,7 @@ class Rejoiner:
         self._left = False
         self._last_consensus: Vector | None = None
         self.was_last = False
-        """After ``leave``: whether no other learner was left in the run."""
+        """After ``leave_early``: whether no other learner was left in the run."""
 
     @property
     def session(self) -> Session[Any]:
@@ -108,16 +108,17 @@ class Rejoiner:
                 if self.current.shares_nothing:
                     self.current.participant.flush()
                 self._last_consensus = self.current.participant.consensus()
-            self.leave()
+            self.was_last = self.leave()
 
-    def leave(self) -> None:
-        """Leaves the run in good order, once."""
-        if self._left or self.current is None:
-            return
-        self._left = True
-        self.current.replica.abort_update()
-        with self.surviving():
-            self.was_last = self.current.client.call(Leave(), "session").last
+    def leave(self) -> bool:
+        """Leaves the run in good order, once; whether nobody else is there to lead."""
+        last = False
+        if not self._left and self.current is not None:
+            self._left = True
+            self.current.replica.abort_update()
+            with self.surviving():
+                last = self.current.client.call(Leave(), "session").last
+        return last
 
     def _begin(self) -> None:
         fabric = self._placement.node(address_at(self._placement, self._incarnation))

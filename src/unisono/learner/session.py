@@ -57,6 +57,15 @@ class Session(Generic[T]):
             self._round_plan.sharding is Sharding.STATIC and not self._round_plan.commits_by_round
         )
 
+    @property
+    def links(self) -> list[dict[str, Any]]:
+        """What this learner has sent to each of the others."""
+        return [
+            {"receiver": to.name, "bytes": sent.bytes, "seconds": sent.seconds}
+            for to, sent in sorted(self.fabric.traffic.items())
+            if sent.bytes
+        ]
+
     def join(self) -> None:
         """Becomes a member, gets its state and begins to plan."""
         self.enroll()
