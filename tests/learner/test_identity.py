@@ -158,7 +158,7 @@ def test_static_runs_repeat(strategy: Any, learners: int) -> None:
                 got[learner.number] = flat(model)
 
         schedule = None if seed is None else SeededScheduler(seed)
-        simulated(loop, learners, schedule=schedule, slowness={0: 1.0 + (seed or 0)})
+        simulated(loop, learners, scheduler=schedule, slowness={0: 1.0 + (seed or 0)})
         assert all(torch.equal(got[0], end) for end in got.values())
         ends.append(got[0])
     assert all(torch.equal(ends[0], end) for end in ends)
