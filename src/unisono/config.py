@@ -151,15 +151,15 @@ class RateConfig(ConfigTable):
         description="last learning rate as a share of the first (exponential, power)",
     )
     warmup: Amount = Field(
-        default=1.0,
-        description="epochs from the rate of one learner to the scaled one (warmup)",
+        default=0.15,
+        description="epochs in which the rate rises from that of one learner to the scaled one",
     )
     scaled: bool = Field(
         default=True, description="multiply by what the strategy's rule says for so many learners"
     )
-    most: Amount = Field(
-        default=0.1,
-        description="the rule multiplies up to this rate, not beyond; 0: as far as it says",
+    max_change: Amount = Field(
+        default=2.0,
+        description="sgd: longest step in the parameters, a bound on divergence; 0: any",
     )
     momentum: Share = Field(default=0.9, description="momentum of sgd and ng-sgd")
     weight_decay: Amount = Field(default=0.0, description="weight decay")

@@ -6,7 +6,7 @@ import pytest
 
 from unisono.config import load
 from unisono.errors import UserError
-from unisono.optim import Constant, Exponential, Power, WarmUp
+from unisono.optim import Constant, Exponential, Power, Scaled, WarmUp
 from unisono.training.rates import make_schedule, rate_factor
 
 
@@ -15,10 +15,8 @@ from unisono.training.rates import make_schedule, rate_factor
     [
         (["learners=1"], 1.0),
         (["learners=2"], 2.0),
-        (["learners=4"], 2.0),
-        (["learners=4", "rate.most=0"], 4.0),
-        (["learners=4", "rate.start=0.01"], 4.0),
-        (["learners=4", "rate.start=0.3"], 1.0),
+        (["learners=16"], 16.0),
+        (["learners=4", "rate.start=0.3"], 4.0),
         (
             [
                 "learners=1",
@@ -38,20 +36,29 @@ def test_the_factor_is_the_strategy_s_rule(sets: list[str], factor: float) -> No
     assert rate_factor(load(None, sets, {})) == pytest.approx(factor)
 
 
-def test_the_default_is_as_ever() -> None:
-    config = load(None, ["learners=4", "rate.most=0"], {})
-    schedule = make_schedule(config)
-    assert schedule == Exponential(start=0.2, end=0.1)
-    for progress in (0.0, 0.123, 0.5, 1.0):
-        assert schedule.rate(progress) == 0.05 * 4.0 * 0.1**progress
+def test_the_rate_rises_to_the_scaled_one_and_falls_as_that_of_one_learner() -> None:
+    alone = make_schedule(load(None, ["learners=1"], {}))
+    together = make_schedule(load(None, ["learners=4", "rate.warmup=0.75", "epochs=3"], {}))
+    assert isinstance(alone, Exponential)
+    assert together == Scaled(inner=alone, factor=4.0, warmup=0.25)
+    assert together.rate(0.0) == alone.rate(0.0)
+    assert together.rate(0.125) == pytest.approx(2.5 * alone.rate(0.125))
+    for progress in (0.25, 0.3, 0.5, 1.0):
+        assert together.rate(progress) == 4.0 * alone.rate(progress)
+
+
+def test_without_a_warm_up_the_scaled_rate_is_there_at_once() -> None:
+    together = make_schedule(load(None, ["learners=4", "rate.warmup=0"], {}))
+    assert together.rate(0.0) == pytest.approx(4 * 0.05)
 
 
 def test_the_other_schedules() -> None:
-    sets = ["learners=4", "rate.start=0.1", "rate.most=0", "epochs=8"]
+    sets = ["learners=4", "rate.start=0.1", "epochs=8", "rate.warmup=2"]
     constant = load(None, [*sets, "rate.schedule=constant"], {})
-    assert make_schedule(constant) == Constant(start=0.4)
+    assert make_schedule(constant) == Scaled(inner=Constant(start=0.1), factor=4.0, warmup=0.25)
     power = load(None, [*sets, "rate.schedule=power", "rate.end=0.2"], {})
-    assert make_schedule(power) == Power(start=0.4, end=0.2)
+    inner = Power(start=0.1, end=0.2)
+    assert make_schedule(power) == Scaled(inner=inner, factor=4.0, warmup=0.25)
     warmup = load(None, [*sets, "rate.schedule=warmup", "rate.warmup=2.5"], {})
     assert make_schedule(warmup) == WarmUp(start=0.1, factor=4.0, warmup=2.5, epochs=8)
 

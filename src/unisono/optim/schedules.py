@@ -100,6 +100,39 @@ class Switched:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """The rate that several learners take together, reached gradually.
+
+    With ``inner`` the schedule of one learner, W learners step ``factor`` times as far (W times,
+    where a step of one of them counts for 1/W in the mean), but not yet while the gradients are
+    large and change quickly:
+
+        rate(p) = inner(p) * (1 + (factor - 1) * min(1, p / warmup)),
+
+    so a run begins at the rate of one learner, and after the warm-up the rate is in proportion.
+    """
+
+    inner: Schedule
+    factor: float
+    warmup: float
+    """The share of the run in which the rate rises."""
+
+    def rate(self, progress: float) -> float:
+        """The inner rate, times 1 at first and ``factor`` after the warm-up."""
+        risen = 1.0 if progress >= self.warmup else progress / self.warmup
+        return self.inner.rate(progress) * (1.0 + (self.factor - 1.0) * risen)
+
+    def describe(self) -> str:
+        """A few words for a person."""
+        top = f"times {self.factor:g} after {100 * self.warmup:g}% of the run"
+        return f"{self.inner.describe()}; {top}: at most {self.peak():.3g}"
+
+    def peak(self) -> float:
+        """The highest rate, at the end of the warm-up where the inner schedule falls."""
+        return max(self.rate(0.0), self.rate(self.warmup))
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarmUp:
     """What large batches need: up to a rate in proportion to the batch, then 1/sqrt(2) an epoch.
 

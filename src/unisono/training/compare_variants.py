@@ -81,24 +81,18 @@ class Plan:
                     yield self.job(out, variant, rate, seed)
 
     def job(self, out: Path, variant: Variant, rate: float, seed: int) -> ComparisonRun:
-        """One run. Solo has one learner; all else is as the base says.
-
-        The limit of what a rule may make of a rate is multiplied, too: else every multiple of a
-        rate at that limit would be the limit again.
-        """
-        alone = variant.strategy == BASELINE
-        optimizer = self._optimizer(variant)
-        own = optimizer is not self.base.optimizer
-        start = default_rate(optimizer) if own else self.base.start_rate
+        """One run. Solo has one learner; all else is as the base says."""
+        learners = "1" if variant.strategy == BASELINE else self.base.learners
+        chosen = {"learners": learners, "optimizer": self._optimizer(variant)}
+        start = self.base.model_copy(update=chosen).start_rate
         sets = [
             *self.sets,
-            f"optimizer={optimizer.value}",
+            f"optimizer={chosen['optimizer'].value}",
             f"strategy.name={variant.strategy}",
-            f"learners={1 if alone else self.base.learners}",
+            f"learners={learners}",
             f"epochs={self.base.epochs}",
             f"seed={seed}",
             f"rate.start={rate * start!r}",
-            f"rate.most={rate * self.base.rate.most!r}",
             "validation.halves=true",
             *(f"strategy.{o}" for o in variant.options if not o.startswith(f"{OPTIMIZER}=")),
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.config import Config, OptimizerChoice, ScheduleChoice
 from unisono.errors import UserError
-from unisono.optim.schedules import Constant, Exponential, Power, Schedule, WarmUp
+from unisono.optim.schedules import Constant, Exponential, Power, Scaled, Schedule, WarmUp
 from unisono.strategies.base import Momentum
 from unisono.strategies.registry import make
 
@@ -18,13 +18,7 @@ def rate_factor(config: Config, learners: int | None = None) -> float:
         return 1.0
     strategy = make(config.strategy_name, config.strategy_options)
     factor = strategy.rate_factor(learners or config.first_learners)
-    if folds_momentum(config):
-        return factor / (1 - config.rate.momentum)
-    if config.rate.most == 0:
-        return factor
-    # Each learner steps by itself between two rounds: what it alone could not bear, the mean of
-    # many cannot, either.
-    return min(factor, max(1.0, config.rate.most / config.start_rate))
+    return factor / (1 - config.rate.momentum) if folds_momentum(config) else factor
 
 
 def folds_momentum(config: Config) -> bool:
@@ -40,15 +34,20 @@ def make_schedule(config: Config) -> Schedule:
         UserError: the warm-up is longer than the run.
     """
     start, factor, rate = config.start_rate, rate_factor(config), config.rate
-    if rate.schedule is ScheduleChoice.CONSTANT:
-        return Constant(start=start * factor)
-    if rate.schedule is ScheduleChoice.EXPONENTIAL:
-        return Exponential(start=start * factor, end=rate.end)
-    if rate.schedule is ScheduleChoice.POWER:
-        return Power(start=start * factor, end=rate.end)
     if rate.warmup > config.epochs:
         raise UserError(
             f"rate.warmup is {rate.warmup:g} epochs, and the run has {config.epochs}: "
             "warm up for less, or train for more"
         )
-    return WarmUp(start=start, factor=factor, warmup=rate.warmup, epochs=config.epochs)
+    if rate.schedule is ScheduleChoice.WARMUP:
+        return WarmUp(start=start, factor=factor, warmup=rate.warmup, epochs=config.epochs)
+    inner: Schedule
+    if rate.schedule is ScheduleChoice.CONSTANT:
+        inner = Constant(start=start)
+    elif rate.schedule is ScheduleChoice.EXPONENTIAL:
+        inner = Exponential(start=start, end=rate.end)
+    else:
+        inner = Power(start=start, end=rate.end)
+    if factor == 1.0:
+        return inner
+    return Scaled(inner=inner, factor=factor, warmup=rate.warmup / config.epochs)

@@ -24,7 +24,7 @@ from unisono.learner.learner import Learner
 from unisono.learner.placement import find_placement
 from unisono.learner.uncaught import install
 from unisono.models import build
-from unisono.optim import NaturalGradientSGD, Schedule, Switched
+from unisono.optim import NaturalGradientSGD, Schedule, Switched, bound_steps
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
 from unisono.training.builders import examples_in, open_data, shape_of, source_of, strategy_of
@@ -73,9 +73,11 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
         natural = NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
         natural.param_groups[-1]["max_change"] = bound  # the output layer is the last of all
         return natural
-    return torch.optim.SGD(
+    plain = torch.optim.SGD(
         model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
     )
+    bound_steps(plain, config.rate.max_change)
+    return plain
 
 
 class Worker:
