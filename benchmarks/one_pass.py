@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from unisono.config import OptimizerChoice, default_rate, load
+from unisono.config import DEFAULT_RATES, OptimizerChoice, load
 from unisono.data import convert_frames
 from unisono.report.choice import Cell, judge
 from unisono.report.outcome import Check, RunOutcome, read_result
@@ -27,7 +27,7 @@ from unisono.training.compare_variants import ComparisonRun, Variant
 
 SETTINGS = ["minibatch=64", "strategy.push=gradient", "strategy.overlap=false", "threads=1"]
 """Many small steps with little delay: with those a server learns in few passes."""
-START = default_rate(OptimizerChoice.SGD)
+START = DEFAULT_RATES[OptimizerChoice.SGD]
 SERVER = Variant("server")
 AVERAGED = Variant("averaged-server")
 

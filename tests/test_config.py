@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reference_pages import configuration
-from unisono.config import Config, DeviceChoice, OptimizerChoice, default_rate, dump, load
+from unisono.config import Config, DeviceChoice, OptimizerChoice, dump, load
 from unisono.errors import UserError
 
 if sys.version_info >= (3, 11):
@@ -98,7 +98,7 @@ def test_strategy_is_merged_and_replaced(tmp_path: Path) -> None:
 
 def test_options_of_a_strategy_keep_their_types() -> None:
     sets = ["strategy.a=1", "strategy.b=1.0", "strategy.c=true", "strategy.d=inf"]
-    options = load(None, sets, {}).strategy
+    options = load(None, sets, {}).strategy_options
     assert [type(value) for value in options.values()] == [int, float, bool, float]
 
 
@@ -191,8 +191,9 @@ def test_defaults_that_depend_on_other_keys() -> None:
     assert Config(learners="2").strategy_name == "averaging"
     assert Config(learners="1:2").strategy_name == "averaging"
     assert Config(learners="2", strategy={"name": "gossip-random"}).strategy_name == "gossip-random"
-    assert Config().start_rate == default_rate(OptimizerChoice.SGD)
-    assert load(None, ["optimizer=adamw"], {}).start_rate == 0.001
+    assert Config().start_rate == 0.05
+    assert Config(learners="8").start_rate == 0.025
+    assert load(None, ["optimizer=adamw"], {}).start_rate == 0.0005
     assert load(None, ["rate.start=0.2"], {}).start_rate == 0.2
     assert Config(learners="2").threads_per_learner(cores=9) == 4
     assert Config(learners="4").threads_per_learner(cores=2) == 1

@@ -37,8 +37,9 @@ _RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 
 
 class OptimizerChoice(str, Enum):
-    """The optimizers that `optimizer` may name."""
+    """The optimizers that `optimizer` may name; `auto`: sgd for 1 learner, ng-sgd for more."""
 
+    AUTO = "auto"
     SGD = "sgd"
     NG_SGD = "ng-sgd"
     ADAMW = "adamw"
@@ -81,12 +82,12 @@ def read_range(text: str) -> tuple[int, int]:
     return least, most
 
 
-def default_rate(optimizer: OptimizerChoice) -> float:
-    """Returns the learning rate that an optimizer starts with when none is asked for.
-
-    Natural gradient keeps the length of the gradient, so it starts where SGD does.
-    """
-    return 0.001 if optimizer is OptimizerChoice.ADAMW else 0.05
+DEFAULT_RATES = {
+    OptimizerChoice.SGD: 0.05,
+    OptimizerChoice.NG_SGD: 0.025,
+    OptimizerChoice.ADAMW: 0.0005,
+}
+"""What each optimizer learns best with on 8 h of speech, one learner (docs/evidence.md)."""
 
 
 class ConfigTable(BaseModel):
@@ -289,7 +290,9 @@ class Config(ConfigTable):
         default="dnn", description="the network: dnn, tdnn, lstm, blstm, or one of another package"
     )
     optimizer: OptimizerChoice = Field(
-        default=OptimizerChoice.SGD, strict=False, description="the optimizer of each learner"
+        default=OptimizerChoice.AUTO,
+        strict=False,
+        description="sgd, ng-sgd or adamw; auto: sgd for 1 learner, ng-sgd for more",
     )
     epochs: Positive = Field(default=3, description="passes over the training frames")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of parameters and order of data")
@@ -353,9 +356,21 @@ class Config(ConfigTable):
         return {key: value for key, value in self.strategy.items() if key != "name"}
 
     @property
+    def chosen_optimizer(self) -> OptimizerChoice:
+        """The optimizer, with the default filled in.
+
+        Averaged models learn best from natural gradients (Povey et al. 2015; docs/evidence.md);
+        one learner ends best with plain SGD.
+        """
+        if self.optimizer is not OptimizerChoice.AUTO:
+            return self.optimizer
+        several = self.learner_range[1] > 1
+        return OptimizerChoice.NG_SGD if several else OptimizerChoice.SGD
+
+    @property
     def start_rate(self) -> float:
         """The first learning rate, with the optimizer's default filled in."""
-        return self.rate.start or default_rate(self.optimizer)
+        return self.rate.start or DEFAULT_RATES[self.chosen_optimizer]
 
     def threads_per_learner(self, cores: int) -> int:
         """Returns how many cores each learner uses on a machine that runs them all."""

@@ -117,7 +117,7 @@ def test_an_operation_that_overtook_another_waits_for_it() -> None:
     [
         {"total": 13},
         {"fingerprint": "another model"},
-        {"share": 3, "sharding": Sharding.DYNAMIC},
+        {"rounds": 3, "sharding": Sharding.DYNAMIC},
         {"checkpoint_every": 7},
     ],
 )
@@ -196,11 +196,11 @@ def test_nobody_may_once_something_is_committed() -> None:
 
 def test_a_newcomer_whose_state_is_out_of_date_asks_again() -> None:
     """Dynamic sharding: its donor died after handing it over, and the others agreed without it."""
-    desk = two(sharding=Sharding.DYNAMIC, share=1)
+    desk = two(sharding=Sharding.DYNAMIC, pace=((0, 1),))
     desk.tell(0, Enter(), reply="answers")
     assert donor(desk.call(1, Enter())) == learner(0)
     assert desk.call(1, StateReceived(0)) == Entered()
-    desk.enrol(2, sharding=Sharding.DYNAMIC, share=1)
+    desk.enrol(2, sharding=Sharding.DYNAMIC, pace=((0, 1),))
     assert donor(desk.call(2, Enter())) == learner(0)
     desk.lose(0)
     desk.call(1, RequestLease(1, patient=False))

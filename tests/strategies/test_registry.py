@@ -73,7 +73,11 @@ def test_a_strategy_of_another_package_is_found_by_its_entry_point() -> None:
             {"evry": 1},
             "strategy averaging has no option 'evry'; did you mean 'every'?",
         ),
-        ("averaging", {"every": "a"}, "option 'every' of strategy averaging is 'a'; it must be of"),
+        (
+            "averaging",
+            {"every": "a"},
+            "every is 'a': it must be a number of examples from 1 on, or auto",
+        ),
         ("averaging", {"sharding": "x"}, "is 'x'; it can be static, dynamic"),
         ("averaging", {"outer": "x"}, "is 'x'; it can be plain, block-momentum, slowmo, nesterov"),
         ("averaging", {"outer": {"name": "slowmo", "x": 1}}, "slowmo has no setting 'x'"),

@@ -57,7 +57,7 @@ class Desk:
         usual: dict[str, Any] = {
             "total": 12,
             "sharding": Sharding.STATIC,
-            "share": 2,
+            "pace": ((0, 2),),
             "rounds": 2,
             "commits_by_round": True,
             "fingerprint": "the same",

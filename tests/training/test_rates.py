@@ -16,6 +16,7 @@ from unisono.training.rates import make_schedule, rate_factor
         (["learners=1"], 1.0),
         (["learners=2"], 2.0),
         (["learners=16"], 16.0),
+        (["learners=16", "optimizer=sgd"], 4.0),
         (["learners=4", "rate.start=0.3"], 4.0),
         (
             [
@@ -28,7 +29,7 @@ from unisono.training.rates import make_schedule, rate_factor
         ),
         (["learners=4", "strategy.outer=nesterov"], 1.0),
         (["learners=4", "rate.scaled=false"], 1.0),
-        (["learners=4", "optimizer=adamw"], 1.0),
+        (["learners=4", "optimizer=adamw"], 4.0),
         (["learners=1", "strategy.name=averaging"], 1.0),
     ],
 )
@@ -37,7 +38,7 @@ def test_the_factor_is_the_strategy_s_rule(sets: list[str], factor: float) -> No
 
 
 def test_the_rate_rises_to_the_scaled_one_and_falls_as_that_of_one_learner() -> None:
-    alone = make_schedule(load(None, ["learners=1"], {}))
+    alone = make_schedule(load(None, ["learners=1", "optimizer=ng-sgd"], {}))
     together = make_schedule(load(None, ["learners=4", "rate.warmup=0.75", "epochs=3"], {}))
     assert isinstance(alone, Exponential)
     assert together == Scaled(inner=alone, factor=4.0, warmup=0.25)
@@ -49,7 +50,7 @@ def test_the_rate_rises_to_the_scaled_one_and_falls_as_that_of_one_learner() -> 
 
 def test_without_a_warm_up_the_scaled_rate_is_there_at_once() -> None:
     together = make_schedule(load(None, ["learners=4", "rate.warmup=0"], {}))
-    assert together.rate(0.0) == pytest.approx(4 * 0.05)
+    assert together.rate(0.0) == pytest.approx(4 * 0.025)
 
 
 def test_the_other_schedules() -> None:

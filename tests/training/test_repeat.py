@@ -74,3 +74,15 @@ def test_a_configuration_repeats_a_run(start: Start, prep: Path, tmp_path: Path)
     expected = finish(train(start, prep, first, "--strategy", "averaging", learners=1), first)
     command = start("train", "--config", first / "config.toml", "--out", second)
     assert finish(command, second) == expected
+
+
+def test_a_run_whose_pace_was_chosen_by_measurement_can_be_repeated(
+    start: Start, prep: Path, tmp_path: Path
+) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    expected = finish(train(start, prep, first, "--set", "strategy.every=auto"), first)
+    recorded = (first / "config.toml").read_text()
+    assert 'every = "0:' in recorded
+    command = start("train", "--config", first / "config.toml", "--out", again)
+    assert finish(command, again) == expected
+    assert (again / "config.toml").read_text() == recorded

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import Enum
 
+from unisono.coordinator.pace import PaceSchedule
 from unisono.fabric.codec import to_plain
 
 
@@ -24,8 +25,8 @@ class Job:
     total: int
     """Positions: minibatches over all epochs."""
     sharding: Sharding
-    share: int
-    """Minibatches a learner between two sync rounds."""
+    pace: PaceSchedule
+    """Minibatches a learner between two sync rounds, by the number of the round."""
     rounds: int
     """Rounds in an assignment."""
     commits_by_round: bool
@@ -34,6 +35,8 @@ class Job:
     """Of strategy, data and settings."""
     checkpoint_every: int = 0
     """Positions between checkpoints; 0: none."""
+    adaptive_pace: bool = False
+    """Whether the coordinator chooses the pace by measurement, beginning with ``pace``."""
     alone: int = 0
     """Dynamic sharding: positions, at the start, that one learner trains by itself."""
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, get_args
 from typing_extensions import get_original_bases
 
 from unisono.coordinator.job import Job
+from unisono.coordinator.pace import RoundTiming
 from unisono.errors import Cause
 from unisono.fabric import Address, ConnectionLost, CoordinatorFound, MembersChanged, Rejected, View
 from unisono.fabric.codec import Codec, TypedPort
@@ -236,6 +237,7 @@ class RoundCompleted:
 
     round: int
     notes: Notes
+    timing: RoundTiming | None = None
 
 
 @dataclass(frozen=True)

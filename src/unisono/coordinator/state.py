@@ -65,11 +65,15 @@ from unisono.coordinator.messages import (
     Wait,
 )
 from unisono.coordinator.output import STRATEGY, Output
+from unisono.coordinator.pace import LEAST_ROUNDS, LEAST_SHARE, Pace
 from unisono.coordinator.sync_rounds import SyncRounds
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.api import Member, View
 from unisono.pool.pool import Assignment, Pool
 from unisono.pool.ranges import count
+
+_BLOCK = 32
+"""Minibatches a learner in an assignment, where rounds are short: fewer questions."""
 
 
 class State:
@@ -80,6 +84,7 @@ class State:
         self.view = View()
         self.job: Job | None = None
         self.pool = Pool(0)
+        self.pace = Pace(((0, LEAST_SHARE),))
         self.sync_rounds = SyncRounds()
         self.lost: list[Address] = []
         self.joined = 0
@@ -171,6 +176,7 @@ class State:
         is_new = self.job is None
         if self.job is None:
             self.job = job
+            self.pace = Pace(job.pace, job.adaptive_pace)
             self.pool = Pool(job.total, operation.committed)
             self.sync_rounds.start(operation.round)
             self._first_round = self._checkpoints.number = operation.round
@@ -312,6 +318,7 @@ class State:
     @handle.register
     def _on_round_completed(self, operation: RoundCompleted, command: Command) -> None:
         self.sync_rounds.complete(command.who, operation.round, operation.notes)
+        self.pace.measured(command.who, operation.timing)
 
     @handle.register
     def _on_round_broken(self, operation: RoundBroken, command: Command) -> None:
@@ -477,12 +484,14 @@ class State:
             if self._assignments
             else None
         )
+        first = self.sync_rounds.resolved if first is None else first
+        share = self._share(first)
         assignment = self.pool.assign(
             len(self._assignments),
-            self.sync_rounds.resolved if first is None else first,
+            first,
             self.learners,
-            self.job.share,
-            self.job.rounds,
+            share,
+            self._rounds(first, share),
             [a for a in newcomers if a != donor],
             donor,
         )
@@ -491,6 +500,20 @@ class State:
             self.sync_rounds.expect(
                 assignment.first, assignment.first + assignment.rounds, list(assignment.members)
             )
+
+    def _share(self, round_: int) -> int:
+        """Minibatches a learner from a round on."""
+        assert self.job is not None
+        self.pace.most = max(1, self.job.total // (len(self.learners) * LEAST_ROUNDS))
+        return self.pace.at(round_, self.learners)
+
+    def _rounds(self, first: int, share: int) -> int:
+        """Rounds in an assignment: not beyond a round at which a scheduled pace changes."""
+        assert self.job is not None
+        block = _BLOCK // share if self.job.adaptive_pace else 0
+        rounds = max(self.job.rounds, block)
+        later = [round_ for round_, _ in self.pace.schedule if round_ > first]
+        return min([rounds, *(round_ - first for round_ in later)])
 
     def _welcome(self) -> None:
         """Dynamic sharding: a newcomer gets a living learner's state, between two sync rounds."""
@@ -526,7 +549,8 @@ class State:
                 self._checkpoints.order(sorted(self._welcomed), self.pool.committed)
                 self._tell_cut()
             return
-        spent = self._dynamic >= self.job.share * len(self._welcomed)
+        share = self.pace.share
+        spent = self._dynamic >= share * len(self._welcomed)
         dry = bool(self._welcomed) and all(who in self._idle for who in self._welcomed)
         if (spent or (dry and not self.pool.over)) and not self.sync_rounds.open:
             self._dynamic = 0
@@ -558,6 +582,7 @@ class State:
         if not any(self.pool.held.get(a) for a in [*self._welcomed, *self._departed.held]):
             return
         number = self.sync_rounds.resolved
+        self._share(number)
         self.sync_rounds.expect(number, number + 1, sorted(self._welcomed))
         if self._checkpoint_due():
             self._checkpoints.keeping = number

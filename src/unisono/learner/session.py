@@ -77,7 +77,8 @@ class Session(Generic[T]):
         job = Job(
             total=self._task.total,
             sharding=self._round_plan.sharding,
-            share=self._round_plan.share,
+            pace=self._round_plan.pace or ((0, self._round_plan.share),),
+            adaptive_pace=self._round_plan.adaptive_pace,
             rounds=self._round_plan.rounds,
             commits_by_round=self._round_plan.commits_by_round,
             fingerprint=f"{self._strategy!r} {self._task.fingerprint}",

@@ -68,7 +68,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
 def _subtitle(history: History) -> str:
     config = history.config
     people = "1 learner" if config.learners == "1" else f"{config.learners} learners"
-    return f"{config.strategy_name}, {people}, {config.model}, {config.optimizer.value}"
+    return f"{config.strategy_name}, {people}, {config.model}, {config.chosen_optimizer.value}"
 
 
 def _tiles(history: History) -> str:

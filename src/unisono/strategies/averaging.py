@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from unisono.errors import UserError
 from unisono.fabric import Precision, Vector
 from unisono.strategies.base import (
     CHOICES,
@@ -15,10 +14,10 @@ from unisono.strategies.base import (
     RoundPlan,
     Sharding,
     Strategy,
-    examples_to_minibatches,
 )
 from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
 from unisono.strategies.engines.sync_rounds import Contribution
+from unisono.strategies.every import AUTO, check_every, describe_every, plan_pace
 from unisono.strategies.outer_steps import OUTERS, Outer, Plain
 from unisono.strategies.selection import AllModels, Selection
 
@@ -67,15 +66,17 @@ class AveragingParticipant(ModelRoundsParticipant):
     def consensus(self) -> Vector | None:
         """The last round's model, before any local step on it; with momentum, as that says."""
         with self.lock:
-            return None if self._agreed is None else self._outer.consensus(self._agreed).copy()
+            if self._agreed is None or self.rounds == 0:
+                return None  # Nothing was shared yet: the learner's own model knows more.
+            return self._outer.consensus(self._agreed).copy()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Strategy):
     """Periodic averaging of parameters (Kaldi; local SGD), with a choice of outer steps."""
 
-    every: int = field(default=16384, metadata=EXAMPLES)
-    """Examples a learner trains between two averages (whole minibatches)."""
+    every: int | str = field(default=AUTO, metadata=EXAMPLES)
+    """Examples a learner trains between two averages (whole minibatches); ``auto``: by cost."""
     sharding: Sharding = Sharding.STATIC
     """``static``: a round waits for its slowest; ``dynamic``: a round is a quota, nobody waits."""
     outer: Outer = field(default_factory=Plain, metadata={CHOICES: OUTERS})
@@ -91,15 +92,14 @@ class Averaging(Strategy):
     paper: ClassVar[str] = "https://arxiv.org/abs/1410.7455"
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f"every is {self.every}: at least one example between two averages")
+        check_every(self.every)
 
     @property
     def waits(self) -> str:
         """Who waits for whom."""
         if self.sharding is Sharding.DYNAMIC:
             return "nobody"
-        return f"everybody for the slowest, every {self.every} examples"
+        return f"everybody for the slowest, {describe_every(self.every)}"
 
     @property
     def rate_rule(self) -> str:
@@ -114,8 +114,7 @@ class Averaging(Strategy):
 
     def round_plan(self, batch_size: int) -> RoundPlan:
         """Rounds of ``every`` examples."""
-        share = examples_to_minibatches(self.every, batch_size)
-        return RoundPlan(self.sharding, share=share, rounds=2)
+        return RoundPlan(self.sharding, rounds=2, **plan_pace(self.every, batch_size))
 
     def participant(self, replica: Replica) -> AveragingParticipant:
         """One learner's part."""

@@ -16,10 +16,12 @@ from typing import Any, ClassVar, Protocol
 
 from unisono.coordinator.client import Client
 from unisono.coordinator.job import Sharding as Sharding
+from unisono.coordinator.pace import PaceSchedule
 from unisono.errors import Diverged
 from unisono.fabric import Address, Fabric, Vector
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range, Ranges, merge
+from unisono.strategies.every import divide
 
 UNIT, CHOICES, IN_CODE = "unit", "choices", "in_code"
 EXAMPLES = {UNIT: "examples"}
@@ -38,9 +40,13 @@ class RoundPlan:
 
     sharding: Sharding
     share: int
-    """Minibatches a learner between two sync rounds."""
+    """Minibatches a learner between two sync rounds (the first, where it changes)."""
     rounds: int
     """Rounds in an assignment."""
+    pace: PaceSchedule = ()
+    """Where it changes: minibatches a learner, by the number of the round."""
+    adaptive_pace: bool = False
+    """Whether it is chosen by the measured cost of rounds."""
     commits_by_round: bool = True
     """Whether sync rounds of all commit the work, or each learner's own word."""
     lockstep: bool = False
@@ -329,7 +335,7 @@ class Strategy(ABC):
     def in_chunks_of(self, frames: int) -> Strategy:
         """The same for examples of so many frames each: options in examples are divided."""
         counted = {f.name: getattr(self, f.name) for f in fields(self) if UNIT in f.metadata}
-        return replace(self, **{name: max(1, value // frames) for name, value in counted.items()})
+        return replace(self, **{name: divide(value, frames) for name, value in counted.items()})
 
 
 def describe(strategy: Strategy, learners: int) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from unisono.errors import UserError
 from unisono.fabric import Address, Precision
 from unisono.pool.order import Order
 from unisono.strategies.base import (
@@ -14,9 +13,9 @@ from unisono.strategies.base import (
     RoundPlan,
     Sharding,
     Strategy,
-    examples_to_minibatches,
 )
 from unisono.strategies.engines.pairwise import PairwiseParticipant
+from unisono.strategies.every import AUTO, check_every, plan_pace
 from unisono.strategies.mixing import Mixing, complete, ring
 
 
@@ -39,7 +38,7 @@ class RandomRing(PairwiseParticipant):
     the same round.
     """
 
-    def __init__(self, replica: Replica, every: int, seed: int, precision: Precision) -> None:
+    def __init__(self, replica: Replica, every: int | str, seed: int, precision: Precision) -> None:
         super().__init__(replica, every, precision)
         self._seed = seed
 
@@ -53,8 +52,8 @@ class RandomRing(PairwiseParticipant):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gossip(Strategy):
-    every: int = field(default=16384, metadata=EXAMPLES)
-    """Examples a learner trains between two exchanges that it begins (whole minibatches)."""
+    every: int | str = field(default=AUTO, metadata=EXAMPLES)
+    """Examples a learner trains between two exchanges that it begins; ``auto``: by their cost."""
     precision: Precision = Precision.FLOAT32
     """Of models on their way: ``float32``, or ``bfloat16`` for half the bytes."""
 
@@ -66,12 +65,11 @@ class _Gossip(Strategy):
         return "nobody"
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f"every is {self.every}: at least one example between two exchanges")
+        check_every(self.every)
 
     def round_plan(self, batch_size: int) -> RoundPlan:
         """Dynamic sharding; each commits by its own word."""
-        share = examples_to_minibatches(self.every, batch_size)
+        share = plan_pace(self.every, batch_size)["share"]
         return RoundPlan(Sharding.DYNAMIC, share=share, rounds=1, commits_by_round=False)
 
     def mixing(self, learners: int) -> Mixing:

@@ -28,7 +28,7 @@ class Contender:
     """Only the first process works; the ceiling is the bare loop."""
     waits: bool = False
     """Whether processes wait for each other, so that they must end together."""
-    every: int = Averaging().every
+    every: int = 4096
     """Examples between averages, where the way is not ours."""
 
 

@@ -8,17 +8,24 @@ from unisono.optim.schedules import Constant, Exponential, Power, Scaled, Schedu
 from unisono.strategies.base import Momentum
 from unisono.strategies.registry import make
 
+SGD_LIMIT = 4.0
+"""With momentum 0.9, SGD at 8 times the rate of one learner diverges however it is averaged."""
+
 
 def rate_factor(config: Config, learners: int | None = None) -> float:
     """By what the rate of one learner is multiplied: the strategy's rule, where it is asked for.
 
     ``learners``: so many take part; by default those that the run begins with.
     """
-    if not config.rate.scaled or config.optimizer is OptimizerChoice.ADAMW:
+    if not config.rate.scaled:
         return 1.0
     strategy = make(config.strategy_name, config.strategy_options)
     factor = strategy.rate_factor(learners or config.first_learners)
-    return factor / (1 - config.rate.momentum) if folds_momentum(config) else factor
+    if folds_momentum(config):
+        return factor / (1 - config.rate.momentum)
+    if config.chosen_optimizer is OptimizerChoice.SGD:
+        return min(factor, SGD_LIMIT)
+    return factor
 
 
 def folds_momentum(config: Config) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unisono.config import Config
+from unisono.config import Config, dump
 from unisono.data import Part, Prep
 from unisono.errors import UserError
 from unisono.fabric.limits import require_files
@@ -24,9 +24,10 @@ from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
 from unisono.launch.room import check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
-from unisono.runs.directory import RunDirectory
+from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.runs.summary import LinkTraffic, Minibatches, Slowest, Staleness, Summary
 from unisono.strategies.base import describe
+from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
@@ -83,10 +84,28 @@ def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summ
     if not run.model.is_file():
         raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
     save_decoding_assets(run, open_data(config))
+    record_pace(run, config)
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
     write_report([run.path], run.report)
     return summary
+
+
+def record_pace(run: RunDirectory, config: Config) -> None:
+    """Puts a pace that was chosen by measurement into config.toml, so that the run can be repeated.
+
+    Only static sharding promises the same bytes; only there each choice is an event.
+    """
+    chosen = [
+        (event["round"], event["minibatches"] * config.minibatch)
+        for event in run.read_metrics()
+        if event["event"] == "pace"
+    ]
+    strategy = make(config.strategy_name, config.strategy_options)
+    if chosen and getattr(strategy, "every", None) == AUTO:
+        options = {**config.strategy, "name": strategy.name, "every": format_schedule(chosen)}
+        repeatable = config.model_copy(update={"strategy": options})
+        write_atomically(run.config, dump(repeatable).encode())
 
 
 def check(config: Config) -> None:
@@ -226,7 +245,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     return Summary(
         strategy=config.strategy_name,
         learners=config.first_learners,
-        optimizer=config.optimizer.value,
+        optimizer=config.chosen_optimizer.value,
         seed=config.seed,
         epochs=config.epochs,
         examples=examples,

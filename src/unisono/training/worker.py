@@ -64,10 +64,10 @@ def schedule_of(config: Config) -> Schedule:
 def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """The optimizer that the configuration names."""
     decay = decay_of(config)
-    if config.optimizer is OptimizerChoice.ADAMW:
+    if config.chosen_optimizer is OptimizerChoice.ADAMW:
         return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
     momentum = 0.0 if folds_momentum(config) else config.rate.momentum
-    if config.optimizer is OptimizerChoice.NG_SGD:
+    if config.chosen_optimizer is OptimizerChoice.NG_SGD:
         options = config.natural_gradient.model_dump()
         bound = options.pop("max_change_output")
         natural = NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)

@@ -8,8 +8,10 @@ from typing import Any
 
 from unisono.coordinator.messages import Closed, Directive, SendState, SnapshotTaken, TakeSnapshot
 from unisono.coordinator.output import STRATEGY
+from unisono.coordinator.pace import OVERHEAD
 from unisono.fabric import (
     Address,
+    Fabric,
     Gone,
     MembersChanged,
     Message,
@@ -27,6 +29,7 @@ from unisono.strategies.engines.gather import ModelGather, ShowModel
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
 from unisono.strategies.engines.work_reports import WorkReports
+from unisono.strategies.every import MOST
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,47 @@ PORT: TypedPort[PeerMessage | Directive | OwnMessage | MembersChanged | Rejected
 ENDED: TypedPort[Ended] = TypedPort("ended")
 
 
+LEAST_EXCHANGE = 4
+"""Minibatches a learner between two exchanges that it begins, where they cost little."""
+
+
+class ExchangePace:
+    """When a learner begins an exchange: every so many examples, or as its cost allows.
+
+    With c the seconds of its last exchange and r the examples that it trains in a second, an
+    exchange every c r / OVERHEAD examples takes at most that share of the computing, and it is
+    never more often than every ``LEAST_EXCHANGE`` minibatches.
+    """
+
+    def __init__(self, every: int | str, fabric: Fabric) -> None:
+        self._fixed = every if isinstance(every, int) else None
+        self._fabric = fabric
+        self._lock = fabric.lock()
+        self._since = fabric.now()
+        self._examples = self._least = self._every = 0
+
+    @property
+    def every(self) -> int:
+        """Examples between two exchanges that this learner begins."""
+        with self._lock:
+            return self._fixed or max(self._every, self._least)
+
+    def trained(self, examples: int) -> None:
+        """The learner has trained so many more."""
+        with self._lock:
+            self._examples += examples
+            self._least = max(self._least, LEAST_EXCHANGE * examples)
+
+    def exchanged(self, seconds: float) -> None:
+        """An exchange took so long."""
+        now = self._fabric.now()
+        with self._lock:
+            span, self._since = now - self._since, now
+            wanted = seconds * self._examples / (OVERHEAD * span) if span > 0 else 0.0
+            self._examples = 0
+            self._every = round(min(wanted, 2 * max(self._every, self._least), MOST))
+
+
 class PairwiseParticipant(Participant):
     """One learner's part in mixing by pairs.
 
@@ -138,10 +182,10 @@ class PairwiseParticipant(Participant):
     """
 
     def __init__(
-        self, replica: Replica, every: int, precision: Precision = Precision.FLOAT32
+        self, replica: Replica, every: int | str, precision: Precision = Precision.FLOAT32
     ) -> None:
         super().__init__(replica)
-        self._every = every
+        self._pace = ExchangePace(every, self.fabric)
         self._precision = precision
         self._examples = 0
         self._gathering = ModelGather(self.fabric, STRATEGY)
@@ -187,10 +231,11 @@ class PairwiseParticipant(Participant):
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
         """Counts the examples since the last exchange."""
         self._examples += work.examples
+        self._pace.trained(work.examples)
 
     def after_update(self) -> None:
         """Lets the agent know when it is time."""
-        if self._examples >= self._every:
+        if self._examples >= self._pace.every:
             self._examples = 0
             self.fabric.post(PORT, Tick())
 
@@ -331,6 +376,7 @@ class PairwiseParticipant(Participant):
         self._reports.report(notes)
         self._asked, self._model = None, None
         self._in_question, self._given = TrainedWork(), {}
+        self._pace.exchanged(self.fabric.now() - self._began)
         self.replica.event(
             "round",
             round=self.rounds - 1,

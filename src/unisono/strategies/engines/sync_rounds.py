@@ -27,6 +27,7 @@ from unisono.coordinator.messages import (
     Sync,
 )
 from unisono.coordinator.output import STRATEGY
+from unisono.coordinator.pace import RoundTiming
 from unisono.fabric import (
     Address,
     Gone,
@@ -37,7 +38,7 @@ from unisono.fabric import (
     to_plain,
 )
 from unisono.pool.pool import Assignment
-from unisono.pool.ranges import Notes, merge_notes
+from unisono.pool.ranges import Notes, count, merge_notes
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
 from unisono.strategies.engines.collective import Aborted, Collective
 from unisono.strategies.engines.joining import join_dynamic
@@ -121,6 +122,9 @@ class SyncParticipant(Participant):
         self._unreported: tuple[int, Notes] | None = None
         self._unreported_count = 0
         self._kept: tuple[int, StateBundle] | None = None
+        self._round_ended = self.fabric.now()
+        self._timing: RoundTiming | None = None
+        self._share = 0
         self._deferred: deque[Directive | Tick | Report] = deque()
 
     # What a strategy says.
@@ -151,6 +155,9 @@ class SyncParticipant(Participant):
         if assignment is None:
             return join_dynamic(self.client, self._receive_state, lambda: self.rounds)
         self._members = list(assignment.members)
+        if assignment.share != self._share and me == self._members[0]:
+            self.replica.event("pace", round=assignment.first, minibatches=assignment.share)
+        self._share = assignment.share
         if me == assignment.donor and assignment.newcomers:
             # Were this one to die unheard, the newcomers' model would hold what nobody reported.
             self.flush()
@@ -221,6 +228,7 @@ class SyncParticipant(Participant):
 
     def _sync(self, number: int, members: Sequence[Address]) -> None:
         began = self.fabric.now()
+        compute_s = began - self._round_ended
         contribution = self.contribute()
         if self._spare is None:
             self._spare = contribution.vector.like()
@@ -229,6 +237,9 @@ class SyncParticipant(Participant):
         assert self._result is not None
         self.rounds = number + 1
         self.conclude(self._result, contribution, len(notes))
+        self._round_ended = self.fabric.now()
+        minibatches = count(contribution.work.ranges)
+        self._timing = RoundTiming(self._round_ended - began, compute_s, minibatches)
         self._note(number, notes)
         left_out = bool(contribution.work.ranges) and not notes.get(self.fabric.address)
         if left_out:
@@ -340,7 +351,8 @@ class SyncParticipant(Participant):
         if self._unreported is not None:
             number, notes = self._unreported
             self._unreported, self._unreported_count = None, 0
-            self.client.tell(RoundCompleted(number, notes))
+            timing, self._timing = self._timing, None
+            self.client.tell(RoundCompleted(number, notes, timing))
 
     # Newcomers.
 

@@ -1,0 +1,82 @@
+"""How often learners average: as often as helps, and as the measured cost of a round allows.
+
+With c the seconds of a round and s those of a minibatch, a round every k minibatches takes a share
+c / (k s) of the computing, so
+
+    k = max(LEAST_SHARE, c / (OVERHEAD * s)),    rounded up to a power of two,
+
+is the most frequent pace that costs at most ``OVERHEAD``. c is the *shortest* time that any member
+spent in its round: what the others spend beyond that is waiting for the slowest, which a rarer
+round would not shorten. More often than every ``LEAST_SHARE`` minibatches does not pay even where
+it costs nothing: models that were apart for a while average to a better one on held-out speakers
+(docs/evidence.md).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+from unisono.fabric.address import Address
+
+OVERHEAD = 0.05
+"""What rounds may cost, as a share of the computing."""
+LEAST_SHARE = 16
+"""Minibatches a learner between two rounds where a round costs little; the pace of the start."""
+LEAST_ROUNDS = 50
+"""In a whole run, however much a round costs: fewer are not averaging."""
+
+PaceSchedule = tuple[tuple[int, int], ...]
+"""(number of a round, minibatches a learner from that round on), in ascending order."""
+
+
+@dataclass(frozen=True)
+class RoundTiming:
+    """What a round cost a member, and the computing before it."""
+
+    round_s: float
+    compute_s: float
+    """Since the round before."""
+    minibatches: int
+    """Trained in that time by this member."""
+
+
+@dataclass
+class Pace:
+    """Minibatches a learner between two rounds: as a schedule says, or chosen by measurement."""
+
+    schedule: PaceSchedule
+    adaptive: bool = False
+    most: int = 1
+    _timings: dict[Address, list[RoundTiming]] = field(default_factory=dict)
+
+    @property
+    def share(self) -> int:
+        """The pace that was chosen last."""
+        return self.schedule[-1][1]
+
+    def measured(self, who: Address, timing: RoundTiming | None) -> None:
+        """A member's measurement of its last rounds."""
+        if self.adaptive and timing is not None and timing.minibatches > 0:
+            self._timings.setdefault(who, []).append(timing)
+
+    def at(self, round_: int, members: list[Address]) -> int:
+        """The pace from a round on; a new one is chosen when every member has measured."""
+        if self.adaptive:
+            measured = all(member in self._timings for member in members)
+            share = self._choose(members) if measured else min(self.share, self.most)
+            if share != self.share:
+                self.schedule = (*self.schedule, (round_, share))
+                self._timings.clear()
+        return next(share for first, share in reversed(self.schedule) if first <= round_)
+
+    def _choose(self, members: list[Address]) -> int:
+        """At most twice as rare as before: the first rounds are slow for other reasons, too."""
+        cost = min(statistics.median(t.round_s for t in self._timings[m]) for m in members)
+        step = statistics.median(
+            t.compute_s / t.minibatches for m in members for t in self._timings[m]
+        )
+        wanted = max(cost / (OVERHEAD * step) if step > 0 else 0.0, 1e-9)
+        rounded = math.ceil(2.0 ** math.ceil(math.log2(wanted)))
+        return max(1, min(max(rounded, LEAST_SHARE), 2 * self.share, self.most))
