@@ -152,7 +152,7 @@ class RateConfig(ConfigTable):
         description="last learning rate as a share of the first (exponential, power)",
     )
     warmup: Amount = Field(
-        default=0.15,
+        default=0.05,
         description="epochs in which the rate rises from that of one learner to the scaled one",
     )
     scaled: bool = Field(
