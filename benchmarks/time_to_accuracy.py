@@ -31,7 +31,7 @@ from pathlib import Path
 
 from time_to_accuracy_tables import Finished, Row, judge_rows, picture, results, table
 
-from unisono.config import OptimizerChoice, default_rate, load
+from unisono.config import DEFAULT_RATES, OptimizerChoice, load
 from unisono.errors import Cause
 from unisono.fabric.local.child_processes import ChildProcesses
 from unisono.report.time_to_target import Ceiling, read_curve
@@ -67,7 +67,7 @@ def solo_jobs(seed: int) -> list[Job]:
     jobs = [Job("solo", 1, seed)]
     for optimizer in OptimizerChoice:
         for rate in RATES:
-            start = rate * default_rate(optimizer)
+            start = rate * DEFAULT_RATES[optimizer]
             options = ("--optimizer", optimizer.value, "--set", f"rate.start={start!r}")
             jobs.append(Job(f"solo {optimizer.value} x{rate:g}", 1, seed, options))
     return jobs

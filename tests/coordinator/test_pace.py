@@ -20,7 +20,7 @@ def measure(pace: Pace, costs: list[float], step: float = 1.0) -> None:
 
 
 def run_in(pace: Pace, costs: list[float], step: float = 1.0) -> int:
-    for round_ in range(1, 40):
+    for round_ in range(1, 80):
         measure(pace, costs, step)
         pace.at(round_, MEMBERS)
     return pace.share
@@ -46,16 +46,27 @@ def test_a_short_run_has_rounds_all_the_same() -> None:
 
 def test_nothing_is_chosen_before_everybody_has_measured() -> None:
     pace = adaptive()
-    pace.measured(MEMBERS[0], RoundTiming(100.0, 16.0, 16))
+    for _ in range(9):
+        pace.measured(MEMBERS[0], RoundTiming(100.0, 16.0, 16))
     assert pace.at(1, MEMBERS) == LEAST_SHARE
+
+
+def test_a_pace_that_fits_stays_though_measurements_vary() -> None:
+    pace = adaptive()
+    run_in(pace, [3.0] * 3)
+    before = pace.schedule
+    for round_ in range(100, 200):
+        measure(pace, [2.0 + round_ % 3 * 0.5] * 3)
+        pace.at(round_, MEMBERS)
+    assert pace.schedule == before
 
 
 def test_what_was_chosen_can_be_repeated() -> None:
     chosen = adaptive()
     shares = []
-    for round_ in range(30):
+    for round_ in range(60):
         shares.append(chosen.at(round_, MEMBERS))
         measure(chosen, [3.0 if round_ < 15 else 9.0] * 3)
     assert len(set(shares)) > 2
     again = Pace(chosen.schedule)
-    assert [again.at(round_, MEMBERS) for round_ in range(30)] == shares
+    assert [again.at(round_, MEMBERS) for round_ in range(60)] == shares

@@ -24,6 +24,8 @@ OVERHEAD = 0.05
 """What rounds may cost, as a share of the computing."""
 LEAST_SHARE = 16
 """Minibatches a learner between two rounds where a round costs little; the pace of the start."""
+MEASURED = 4
+"""Rounds that every member has measured before the pace changes."""
 LEAST_ROUNDS = 50
 """In a whole run, however much a round costs: fewer are not averaging."""
 
@@ -64,7 +66,8 @@ class Pace:
     def at(self, round_: int, members: list[Address]) -> int:
         """The pace from a round on; a new one is chosen when every member has measured."""
         if self.adaptive:
-            measured = all(member in self._timings for member in members)
+            counts = [len(self._timings.get(member, [])) for member in members]
+            measured = min(counts, default=0) >= MEASURED
             share = self._choose(members) if measured else min(self.share, self.most)
             if share != self.share:
                 self.schedule = (*self.schedule, (round_, share))
@@ -78,5 +81,7 @@ class Pace:
             t.compute_s / t.minibatches for m in members for t in self._timings[m]
         )
         wanted = max(cost / (OVERHEAD * step) if step > 0 else 0.0, 1e-9)
-        rounded = math.ceil(2.0 ** math.ceil(math.log2(wanted)))
-        return max(1, min(max(rounded, LEAST_SHARE), 2 * self.share, self.most))
+        rounded = max(math.ceil(2.0 ** math.ceil(math.log2(wanted))), LEAST_SHARE)
+        if self.share // 4 < rounded <= self.share:
+            rounded = self.share  # What is measured varies: a pace that fits stays.
+        return max(1, min(rounded, 2 * self.share, self.most))

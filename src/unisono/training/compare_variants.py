@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.config import Config, OptimizerChoice, ValidationChoice, default_rate, load
+from unisono.config import Config, OptimizerChoice, ValidationChoice, load
 from unisono.errors import UserError
 
 BASELINE = "solo"
@@ -83,11 +83,12 @@ class Plan:
     def job(self, out: Path, variant: Variant, rate: float, seed: int) -> ComparisonRun:
         """One run. Solo has one learner; all else is as the base says."""
         learners = "1" if variant.strategy == BASELINE else self.base.learners
-        chosen = {"learners": learners, "optimizer": self._optimizer(variant)}
+        optimizer = self._optimizer(variant)
+        chosen = {"learners": learners, "optimizer": optimizer}
         start = self.base.model_copy(update=chosen).start_rate
         sets = [
             *self.sets,
-            f"optimizer={chosen['optimizer'].value}",
+            f"optimizer={optimizer.value}",
             f"strategy.name={variant.strategy}",
             f"learners={learners}",
             f"epochs={self.base.epochs}",

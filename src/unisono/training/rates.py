@@ -57,4 +57,6 @@ def make_schedule(config: Config) -> Schedule:
         inner = Power(start=start, end=rate.end)
     if factor == 1.0:
         return inner
-    return Scaled(inner=inner, factor=factor, warmup=rate.warmup / config.epochs)
+    # Kaldi has no warm-up: its recipe begins with half minibatches instead.
+    warmup = 0.0 if config.recipe.enabled else rate.warmup / config.epochs
+    return Scaled(inner=inner, factor=factor, warmup=warmup)
