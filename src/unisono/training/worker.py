@@ -57,7 +57,9 @@ def schedule_of(config: Config) -> Schedule:
     alone = strategy_of(config).round_plan(config.minibatch).alone
     if alone == 0:
         return schedule
-    solo = make_schedule(config.model_copy(update={"learners": "1"}))
+    solo = make_schedule(
+        config.model_copy(update={"learners": "1", "optimizer": config.chosen_optimizer})
+    )
     return Switched(first=solo, until=alone, rest=schedule)
 
 
