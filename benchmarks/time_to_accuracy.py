@@ -31,7 +31,7 @@ from pathlib import Path
 
 from time_to_accuracy_tables import Finished, Row, judge_rows, picture, results, table
 
-from unisono.config import DEFAULT_RATES, OptimizerChoice, load
+from unisono.config import DEFAULT_RATES, load
 from unisono.errors import Cause
 from unisono.fabric.local.child_processes import ChildProcesses
 from unisono.report.time_to_target import Ceiling, read_curve
@@ -65,7 +65,7 @@ class Job:
 def solo_jobs(seed: int) -> list[Job]:
     """Solo as it is shipped, then with each optimizer and rate."""
     jobs = [Job("solo", 1, seed)]
-    for optimizer in OptimizerChoice:
+    for optimizer in DEFAULT_RATES:
         for rate in RATES:
             start = rate * DEFAULT_RATES[optimizer]
             options = ("--optimizer", optimizer.value, "--set", f"rate.start={start!r}")
