@@ -399,7 +399,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     out = Terminal()
     with Display(out, prints_scores=True) as display:
         for event in events():

@@ -53,7 +53,7 @@ class Display:
         # Drawn when something has happened, by whoever tells it: no thread of its own.
         self._bar = Progress(
             TextColumn("{task.percentage:5.1f}%"),
-            BarColumn(),
+            BarColumn(bar_width=20),  # all of the line fits into 80 columns
             TextColumn("{task.fields[rate]}"),
             TextColumn("{task.fields[learners]}"),
             TextColumn("left"),
