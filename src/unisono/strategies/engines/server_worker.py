@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from unisono.coordinator.messages import (
     Commit,
@@ -20,7 +20,6 @@ from unisono.fabric import (
     MembersChanged,
     Message,
     TimedOut,
-    TypedPort,
     Vector,
     from_plain,
     to_plain,
@@ -30,6 +29,7 @@ from unisono.pool.ranges import Ranges, merge
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
 from unisono.strategies.engines.accumulators import make_accumulator
 from unisono.strategies.engines.joining import join_dynamic
+from unisono.strategies.engines.model_view import ModelView
 from unisono.strategies.engines.pushes import Push, PushKind, ServerSettings
 from unisono.strategies.engines.server_messages import (
     ENDED,
@@ -44,7 +44,6 @@ from unisono.strategies.engines.server_messages import (
     Dropped,
     End,
     Ended,
-    Final,
     HasEntered,
     Moved,
     NewcomerState,
@@ -60,7 +59,6 @@ from unisono.strategies.engines.shards import Adder, bounds, runs
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
 from unisono.strategies.engines.witness import Witness
 
-B = TypeVar("B")
 LATE = 5
 """Pushes dropped one after the other, after which a learner is said to be too slow."""
 
@@ -96,6 +94,7 @@ class ServerParticipant(Participant):
         make_updater = (lambda values, _: Adder(values)) if local else replica.updater
         self._shard_store = ShardStore(replica, settings.shards, make_updater, averages_from)
         self._shard_store.holds_back = self._holds_back
+        self._model_view = ModelView(self.fabric, self._shard_store, settings.shards)
         # The learner's thread.
         self._entered = False
         self._accumulator = make_accumulator(settings.push, replica)
@@ -246,30 +245,8 @@ class ServerParticipant(Participant):
         """The leader collects the shards' model when all are done; they stay until it has."""
         if not self._entered:
             return
-        while self._final is None:
-            me = self.fabric.address
-            members = self.fabric.members().addresses()
-            leader = leader if leader in members else min(members)
-            if leader == me:
-                others = [member for member in members if member != me]
-                for member in others:
-                    try:
-                        self.fabric.receive(FINAL, member)
-                    except Gone:
-                        continue
-                self._final = self._collect()
-                for member in others:
-                    self._tell(member, FINAL, Final(), self._final)
-                break
-            try:
-                self.fabric.send(leader, FINAL, Final())
-                message = self.fabric.receive(FINAL, leader)
-            except Gone:
-                leader = None
-                continue
-            assert message.vector is not None
-            self._final = message.vector.copy()
-            message.release()
+        if self._final is None:
+            self._final = self._model_view.agree(leader)
         self.replica.replace(self._final)
         # Who leaves tells the coordinator nothing any more: there may soon be none.
         self.fabric.post(PORT, End())
@@ -280,28 +257,9 @@ class ServerParticipant(Participant):
         if not self._entered:
             return None
         whole = self.replica.export(optimizer=False).vectors["parameters"]
-        shown = self._collect() if self._final is None else self._final
+        shown = self._model_view.collect() if self._final is None else self._final
         whole.slice(0, len(shown)).assign(shown)
         return whole
-
-    def _collect(self) -> Vector:
-        """All shards as their holders show them."""
-        model = self._shard_store.model.copy()
-        count, missing = self._settings.shards, set(range(self._settings.shards))
-        while missing:
-            view = self.fabric.members()
-            for run, who in runs(missing, count, view.addresses()).items():
-                if not self._tell(who, PORT, Show(run, view.version)):
-                    continue
-                try:
-                    message = self.fabric.receive(SHOWN, who)
-                except Gone:
-                    continue
-                if message.vector is not None:
-                    model.slice(*bounds(run, count, len(model))).assign(message.vector)
-                    missing -= set(range(*run))
-                message.release()
-        return model
 
     def restore(self, bundle: StateBundle) -> None:
         """The shards that this learner held, from a checkpoint."""
@@ -410,8 +368,11 @@ class ServerParticipant(Participant):
             )
             span = bounds(run, self._settings.shards, len(self._shard_store.model))
             piece = None if push.update is None else push.update.slice(*span)
-            if self._tell(who, PORT, message, piece):
-                push.sent[run] = who
+            try:
+                self.fabric.send(who, PORT, message, piece)
+            except Gone:
+                continue
+            push.sent[run] = who
 
     def _on_reply(self, message: Message[Pulled | Moved | Dropped]) -> None:
         push, reply = self._push, message.body
@@ -537,10 +498,3 @@ class ServerParticipant(Participant):
         self._passed, self._cutting = self._cutting, None
         self._shard_store.retry()
         self._start()
-
-    def _tell(self, to: Address, port: TypedPort[B], body: B, vector: Vector | None = None) -> bool:
-        try:
-            self.fabric.send(to, port, body, vector)
-        except Gone:
-            return False
-        return True
