@@ -27,9 +27,9 @@ from torch.utils.data import (
 
 import unisono
 from support.loops import (
-    AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
+    DYNAMIC_AVERAGING,
+    STATIC_AVERAGING,
     alone,
     dataset,
     flat,
@@ -145,7 +145,7 @@ def test_what_is_drawn_at_random_depends_on_seed_and_position_alone() -> None:
         def loop() -> None:
             model = network()
             loader = DataLoader(Noisy(), BATCH, num_workers=workers, shuffle=True)
-            strategy = "solo" if learners == 1 else AVERAGING_DRAWN
+            strategy = "solo" if learners == 1 else DYNAMIC_AVERAGING
             with unisono.Learner(model, sgd(model), strategy, seed=seed) as learner:
                 for x, y, noise in learner.draw(loader, epochs=2):
                     key = (learner.epoch, float(x[0, 0]))
@@ -176,7 +176,7 @@ class Noisy(Dataset[Any]):
         return (*self.data[place], noise)
 
 
-@pytest.mark.parametrize("strategy", [AVERAGING_DEALT, AVERAGING_DRAWN, "allreduce"])
+@pytest.mark.parametrize("strategy", [STATIC_AVERAGING, DYNAMIC_AVERAGING, "allreduce"])
 @pytest.mark.parametrize("learners", [2, 3])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_workers_never_wait_for_the_pool(strategy: Any, learners: int, prefetch: int) -> None:
@@ -196,7 +196,7 @@ def test_workers_never_wait_for_the_pool(strategy: Any, learners: int, prefetch:
     ran = simulated(loop, learners)
     assert ran.counts.committed == 26
     assert ran.counts.leased == 26
-    if strategy is not AVERAGING_DRAWN:
+    if strategy is not DYNAMIC_AVERAGING:
         assert all(torch.equal(ends[0], end) for end in ends.values())
 
 
@@ -208,7 +208,7 @@ def test_workers_on_threads() -> None:
         loader = DataLoader(
             dataset(), BATCH, num_workers=1, multiprocessing_context="forkserver", shuffle=True
         )
-        with unisono.Learner(model, sgd(model), AVERAGING_DRAWN) as learner:
+        with unisono.Learner(model, sgd(model), DYNAMIC_AVERAGING) as learner:
             for batch in learner.draw(loader, epochs=2):
                 learner.step(loss_of(model, batch))
 
@@ -333,7 +333,7 @@ def test_a_new_life_begins_with_what_it_asks_for() -> None:
     workers.join()
 
 
-@pytest.mark.parametrize("strategy", [AVERAGING_DEALT, AVERAGING_DRAWN])
+@pytest.mark.parametrize("strategy", [STATIC_AVERAGING, DYNAMIC_AVERAGING])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_workers_of_a_learner_that_was_held_for_dead(strategy: Any, prefetch: int) -> None:
     """What its workers made for the former life is not taken for what the new one asks for."""

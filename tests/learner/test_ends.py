@@ -13,10 +13,10 @@ from torch.utils.data import Dataset
 import unisono
 from support.loops import (
     ALL,
-    AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
+    DYNAMIC_AVERAGING,
     SHARING,
+    STATIC_AVERAGING,
     Ran,
     alone,
     dataset,
@@ -141,7 +141,7 @@ def test_ten_in_a_row_end_it_in_one_line(strategy: str) -> None:
 def test_one_learner_that_is_lost_ends_the_run_for_all(together: Together) -> None:
     def loop() -> None:
         model = network()
-        with unisono.Learner(model, sgd(model), AVERAGING_DEALT) as learner:
+        with unisono.Learner(model, sgd(model), STATIC_AVERAGING) as learner:
             for batch in learner.draw(dataset(), epochs=6, batch_size=BATCH):
                 learner.step(loss_of(model, batch) * (NAN if learner.number == 1 else 1.0))
 
@@ -337,7 +337,7 @@ def test_a_coordinator_that_fails_takes_its_lone_learner_along(
     model = network()
 
     def loop() -> None:
-        with unisono.Learner(model, sgd(model), AVERAGING_DRAWN) as learner:
+        with unisono.Learner(model, sgd(model), DYNAMIC_AVERAGING) as learner:
             for batch in learner.draw(dataset(), batch_size=BATCH):
                 learner.step(loss_of(model, batch))
 

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 import unisono
 from support.loops import (
-    AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
+    DYNAMIC_AVERAGING,
     EXAMPLES,
+    STATIC_AVERAGING,
     Ran,
     alone,
     dataset,
@@ -32,8 +32,8 @@ from unisono.fabric.simulated.schedulers import SeededScheduler
 STRATEGIES = {
     "solo": "solo",
     "allreduce": "allreduce",
-    "static": AVERAGING_DEALT,
-    "dynamic": AVERAGING_DRAWN,
+    "static": STATIC_AVERAGING,
+    "dynamic": DYNAMIC_AVERAGING,
     "gossip-fixed": unisono.GossipFixed(every=2 * BATCH),
     "gossip-random": unisono.GossipRandom(every=2 * BATCH),
     "delay": "delay-by-one",
@@ -132,7 +132,7 @@ def test_any_schedule_gives_the_same_bits(name: str, plain: torch.Tensor) -> Non
     "strategy",
     [
         "allreduce",
-        AVERAGING_DEALT,
+        STATIC_AVERAGING,
         unisono.Averaging(every=16, outer=unisono.BlockMomentum()),
         unisono.Averaging(every=16, outer=unisono.SlowMo()),
         unisono.Averaging(every=16, outer=unisono.Nesterov()),
@@ -172,7 +172,7 @@ def test_threads_repeat_what_the_simulation_did() -> None:
         def loop(got: dict[int, torch.Tensor] = got) -> None:
             model = network()
             optimizer = sgd(model)
-            with unisono.Learner(model, optimizer, AVERAGING_DEALT) as learner:
+            with unisono.Learner(model, optimizer, STATIC_AVERAGING) as learner:
                 for batch in learner.draw(dataset(), epochs=2, batch_size=BATCH):
                     learner.step(loss_of(model, batch))
             got[learner.number] = flat(model)

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 import unisono
 from support.loops import (
     ALL,
-    AVERAGING_DEALT,
     BATCH,
     CLASSES,
     SHARING,
+    STATIC_AVERAGING,
     Ran,
     alone,
     dataset,
@@ -99,7 +99,7 @@ def test_a_gpu_and_a_cpu_can_agree() -> None:
 
     def loop() -> None:
         model = network()
-        with unisono.Learner(model, sgd(model), AVERAGING_DEALT) as learner:
+        with unisono.Learner(model, sgd(model), STATIC_AVERAGING) as learner:
             device = "cuda" if learner.number else "cpu"
             model.to(device)
             for batch in learner.draw(dataset(), batch_size=BATCH):

@@ -11,12 +11,12 @@ from torch import nn
 
 import unisono
 from support.loops import (
-    AVERAGING_DEALT,
     BATCH,
     CLASSES,
     DYNAMIC,
     INPUTS,
     SHARING,
+    STATIC_AVERAGING,
     Ran,
     alone,
     dataset,
@@ -432,7 +432,7 @@ def test_each_simulated_learner_has_generators_of_its_own() -> None:
         def loop(dynamic: dict[int, list[float]] = dynamic) -> None:
             model = network(dropout=0.5)
             optimizer = sgd(model)
-            with unisono.Learner(model, optimizer, AVERAGING_DEALT) as learner:
+            with unisono.Learner(model, optimizer, STATIC_AVERAGING) as learner:
                 torch.manual_seed(50 + learner.number)
                 numbers = dynamic[learner.number] = []
                 for batch in learner.draw(dataset(96), batch_size=BATCH):

@@ -10,9 +10,9 @@ import torch
 
 import unisono
 from support.loops import (
-    AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
+    DYNAMIC_AVERAGING,
+    STATIC_AVERAGING,
     alone,
     dataset,
     flat,
@@ -27,8 +27,8 @@ EPOCHS = 3
 STRATEGIES = {
     "solo": "solo",
     "allreduce": "allreduce",
-    "static": AVERAGING_DEALT,
-    "dynamic": AVERAGING_DRAWN,
+    "static": STATIC_AVERAGING,
+    "dynamic": DYNAMIC_AVERAGING,
     "server": unisono.Server(push_every=2),
     "server-gradient": unisono.Server(push=unisono.PushKind.GRADIENT),
 }

@@ -12,11 +12,11 @@ from torch import nn
 import unisono
 from support.loops import (
     ALL,
-    AVERAGING_DEALT,
-    AVERAGING_DRAWN,
     BATCH,
+    DYNAMIC_AVERAGING,
     EXAMPLES,
     SHARING,
+    STATIC_AVERAGING,
     Ran,
     alone,
     dataset,
@@ -170,7 +170,7 @@ def test_the_consensus_is_the_last_rounds_mean() -> None:
     def loop() -> None:
         model = network()
         optimizer = sgd(model)
-        with unisono.Learner(model, optimizer, AVERAGING_DEALT) as learner:
+        with unisono.Learner(model, optimizer, STATIC_AVERAGING) as learner:
             number = learner.number
             for batch in learner.draw(dataset(96), batch_size=BATCH):
                 with learner.consensus():
@@ -182,13 +182,17 @@ def test_the_consensus_is_the_last_rounds_mean() -> None:
 
     simulated(loop, 2)
     assert torch.equal(shown[0][0], flat(network()))
-    for step in range(6):
+    for number in (0, 1):  # before the first round it is the learner's own model
+        assert torch.equal(shown[number][1], own[number][0])
+    assert not torch.equal(own[0][0], own[1][0])
+    for step in range(2, 6):
         assert torch.equal(shown[0][step], shown[1][step])
         if step % 2 == 1:
             assert torch.equal(shown[0][step], shown[0][step - 1])
-            assert torch.equal(own[0][step], own[1][step])
-            if step < 5:
-                assert torch.equal(own[0][step], shown[0][step + 1])
+    for step in (1, 3, 5):
+        assert torch.equal(own[0][step], own[1][step])
+        if step < 5:
+            assert torch.equal(own[0][step], shown[0][step + 1])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -203,7 +207,7 @@ def test_rounds_go_on_while_the_consensus_is_looked_at(seed: int) -> None:
         model = nn.Linear(24, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with unisono.Learner(model, optimizer, AVERAGING_DRAWN) as learner:
+        with unisono.Learner(model, optimizer, DYNAMIC_AVERAGING) as learner:
             for _ in learner.draw(dataset(96), epochs=2, batch_size=BATCH):
                 assert learner._progress is not None and learner._progress.current is not None
                 learner.step(-model.weight[0, learner._progress.current.position])
@@ -225,7 +229,7 @@ def test_a_step_inside_the_consensus_is_refused() -> None:
 
     def loop() -> None:
         optimizer = sgd(model)
-        with unisono.Learner(model, optimizer, AVERAGING_DEALT) as learner:
+        with unisono.Learner(model, optimizer, STATIC_AVERAGING) as learner:
             for batch in learner.draw(dataset(), batch_size=BATCH):
                 learner.backward(loss_of(model, batch))
                 with learner.consensus():

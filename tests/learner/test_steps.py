@@ -12,9 +12,9 @@ from torch import nn
 import unisono
 from support.loops import (
     ALL,
-    AVERAGING_DEALT,
     BATCH,
     SHARING,
+    STATIC_AVERAGING,
     Ran,
     alone,
     dataset,
@@ -131,7 +131,7 @@ def test_a_minibatch_counts_once_however_many_losses_it_has() -> None:
     def loop() -> None:
         model = network()
         optimizer = sgd(model)
-        with unisono.Learner(model, optimizer, AVERAGING_DEALT) as learner:
+        with unisono.Learner(model, optimizer, STATIC_AVERAGING) as learner:
             for batch in learner.draw(dataset(96), batch_size=BATCH):
                 for _ in range(1 + learner.number):
                     learner.backward(loss_of(model, batch))
@@ -265,7 +265,7 @@ def test_the_parking_rule_holds_in_company(together: Together) -> None:
 
         def loop(place: str = place) -> None:
             model = network()
-            with unisono.Learner(model, sgd(model), AVERAGING_DEALT) as learner:
+            with unisono.Learner(model, sgd(model), STATIC_AVERAGING) as learner:
                 for batch in learner.draw(dataset(), batch_size=BATCH):
                     loss = loss_of(model, batch)
                     mode = (
@@ -372,7 +372,7 @@ def test_alternating_optimizers(sequence: tuple[int, ...], together: Together) -
     def loop() -> None:
         model = network()
         optimizers = two(model)
-        with unisono.Learner(model, optimizers, AVERAGING_DEALT) as learner:
+        with unisono.Learner(model, optimizers, STATIC_AVERAGING) as learner:
             for x, y in learner.draw(dataset(96), batch_size=BATCH):
                 for which in sequence:
                     learner.backward(loss_of(model, (x, y)))

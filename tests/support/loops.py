@@ -170,12 +170,12 @@ def plain_batches(
             yield x[wanted], y[wanted]
 
 
-AVERAGING_DRAWN = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.DYNAMIC)
-AVERAGING_DEALT = unisono.Averaging(every=2 * BATCH)
+DYNAMIC_AVERAGING = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.DYNAMIC)
+STATIC_AVERAGING = unisono.Averaging(every=2 * BATCH)
 SHARING: dict[str, Any] = {
     "allreduce": "allreduce",
-    "static": AVERAGING_DEALT,
-    "dynamic": AVERAGING_DRAWN,
+    "static": STATIC_AVERAGING,
+    "dynamic": DYNAMIC_AVERAGING,
     "gossip": unisono.GossipRandom(every=2 * BATCH),
     "delay": "delay-by-one",
 }
