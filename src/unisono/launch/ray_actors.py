@@ -36,7 +36,7 @@ class ReportKind(Enum):
     ABANDONED = "abandoned"
     """Another one failed."""
     CUT_OFF = "cut off"
-    """The coordinator could not be reached: weather."""
+    """The coordinator could not be reached: not an error of the learner."""
     FAILED = "failed"
     """A bug, or bad input."""
 

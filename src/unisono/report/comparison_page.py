@@ -16,7 +16,7 @@ from unisono.report.page import bullets, charts, legend, page
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _Plotted:
     """A run that is drawn, in the colour of its strategy."""
 
     history: History
@@ -27,7 +27,7 @@ class _Drawn:
 def render(comparison: Comparison) -> str:
     """Returns the report as HTML."""
     title = f"{len(comparison.rows)} strategies compared"
-    drawn = _dynamic(comparison)
+    drawn = _plotted(comparison)
     body = [f"<h1>{title}</h1>", bullets(comparison.notes()), result_table(comparison)]
     body += _section("Time to target", comparison, _time_to_target(comparison))
     body += _section("Learning", comparison, _learning(drawn))
@@ -39,14 +39,14 @@ def render(comparison: Comparison) -> str:
     return page(f"Unisono: {title}", body)
 
 
-def _dynamic(comparison: Comparison) -> list[_Drawn]:
+def _plotted(comparison: Comparison) -> list[_Plotted]:
     """Every seed's run of every strategy at its chosen rate."""
     look = Look.STRONG if len(comparison.seeds) == 1 else Look.THIN
     drawn = []
     for colour, row in enumerate(comparison.rows):
         for result in row.chosen.results if row.chosen is not None else ():
             history = History.read(result.run, f"{row.name}, seed {result.seed}")
-            drawn.append(_Drawn(history.without_start_up(), colour, look))
+            drawn.append(_Plotted(history.without_start_up(), colour, look))
     return drawn
 
 
@@ -74,7 +74,7 @@ def _time_to_target(comparison: Comparison) -> list[str]:
     return time_chart("Reported log-prob against time", lines, heights)
 
 
-def _learning(drawn: Sequence[_Drawn]) -> list[str]:
+def _learning(drawn: Sequence[_Plotted]) -> list[str]:
     return [
         *_figures(drawn, "Training loss", "loss (nats/frame)", _losses),
         *_figures(
@@ -88,7 +88,7 @@ def _learning(drawn: Sequence[_Drawn]) -> list[str]:
     ]
 
 
-def _sharing(drawn: Sequence[_Drawn]) -> list[str]:
+def _sharing(drawn: Sequence[_Plotted]) -> list[str]:
     """Staleness and consensus distance, where the metrics have them."""
     return [
         *_figures(drawn, "Staleness", "updates", _staleness),
@@ -118,7 +118,7 @@ def _distance(history: History, x: Abscissa) -> Curve:
 
 
 def _figures(
-    drawn: Sequence[_Drawn],
+    drawn: Sequence[_Plotted],
     name: str,
     y_title: str,
     curve: Callable[[History, Abscissa], Curve],

@@ -40,6 +40,8 @@ class AveragingParticipant(ModelRoundsParticipant):
         self._settings = settings
         self.selection = settings.selection
         self._static = settings.sharding is Sharding.STATIC
+        self._averaged = False
+        """Whether ``agreed`` comes of a round, and is not the model that all began with."""
 
     def begin(self, agreed: Vector) -> None:
         """An outer step with a fresh memory."""
@@ -56,9 +58,10 @@ class AveragingParticipant(ModelRoundsParticipant):
                 self.replica.restart_optimizer()
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
-        """Takes the outer step; drawn, hands the difference in."""
+        """Takes the outer step; with dynamic sharding hands the difference in."""
         with self.lock:
             self._outer.advance(self.agreed, mean, self.replica.learning_rate(), members)
+            self._averaged = True
         if not self._static:
             contribution.vector.difference(self.agreed, contribution.vector)
             self.replica.add(contribution.vector)
@@ -66,7 +69,7 @@ class AveragingParticipant(ModelRoundsParticipant):
     def consensus(self) -> Vector | None:
         """The last round's model, before any local step on it; with momentum, as that says."""
         with self.lock:
-            if self._agreed is None or self.rounds == 0:
+            if self._agreed is None or not (self._averaged or self.rounds > 0):
                 return None  # Nothing was shared yet: the learner's own model knows more.
             return self._outer.consensus(self._agreed).copy()
 
