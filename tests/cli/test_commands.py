@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from unisono.cli.main import main
 from unisono.data import Prep, synthesise
 from unisono.learner import checkpoint_files
+from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
 
 Run = Callable[..., tuple[int, str, str]]
@@ -165,9 +167,24 @@ def test_an_out_that_exists_is_refused(run: Run, prep: Path, tmp_path: Path) -> 
 
 def test_a_loss_that_is_never_finite_is_one_line(run: Run, prep: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    status, _, error = run("train", prep, "--out", out, *QUICK, "--set", "rate.start=1e30")
+    unbounded = ["--set", "rate.start=1e30", "--set", "rate.max_change=0"]
+    status, _, error = run("train", prep, "--out", out, *QUICK, *unbounded)
     assert status == 2
     assert is_one_line(error, "not finite", "learning rate"), error
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "ng-sgd"])
+@pytest.mark.parametrize("times", [8, 1000])
+def test_a_rate_that_is_too_high_ends_with_a_usable_model(
+    run: Run, prep: Path, tmp_path: Path, optimizer: str, times: int
+) -> None:
+    out = tmp_path / "run"
+    rate = ["--optimizer", optimizer, "--set", f"rate.start={0.05 * times}"]
+    status, _, error = run("train", prep, "--out", out, *QUICK, *rate)
+    assert status == 0, error
+    summary = RunDirectory.open(out).read_summary()
+    assert summary is not None and summary.validation_logprob is not None
+    assert math.isfinite(summary.validation_logprob)
 
 
 def test_a_full_disk_is_told_and_training_goes_on(

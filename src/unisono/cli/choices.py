@@ -13,6 +13,7 @@ from unisono.config import OptimizerChoice
 from unisono.strategies.registry import find, names
 
 _OPTIMIZERS = {
+    OptimizerChoice.AUTO: "sgd for one learner, ng-sgd for several (default)",
     OptimizerChoice.SGD: "stochastic gradient descent with momentum",
     OptimizerChoice.NG_SGD: "the same with Kaldi's online natural gradient",
     OptimizerChoice.ADAMW: "Adam with decoupled weight decay",
