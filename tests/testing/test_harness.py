@@ -70,7 +70,7 @@ def test_a_killed_learner_trains_nothing_more() -> None:
     ended = run(faults=[Kill(4.5, 1)])
     assert ended.results[1].final is None
     assert len(ended.results[1].steps) == 4
-    assert ended.state.lost == ["learner-1.0#0"]
+    assert ended.state.lost == [learner(1)]
 
 
 def test_a_slow_learner_trains_less() -> None:

@@ -18,7 +18,7 @@ def test_a_way_that_diverges_is_a_row_and_ends_nothing(monkeypatch: pytest.Monke
     ways = ["bare", "independent", "solo", "allreduce", "averaging-dynamic", "ddp"]
     few = [way for way in bench.CONTENDERS if way.name in ways]
     monkeypatch.setattr(bench, "CONTENDERS", few)
-    config = load(None, [*SMALL, "rate.start=1e30"], {})
+    config = load(None, [*SMALL, "rate.start=1e30", "rate.max_change=0"], {})
     timed = Bench(
         learners=2, slow=1.0, seconds=0.5, turns=1, json=None, say=lambda line: None, config=config
     )

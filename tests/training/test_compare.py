@@ -187,7 +187,8 @@ def test_it_goes_on_and_nothing_is_done_twice(small: Path, tmp_path: Path) -> No
 
 def test_a_diverging_rate_is_shown_and_ends_nothing(small: Path, tmp_path: Path) -> None:
     out, runner = tmp_path / "out", Here()
-    comparison, said = compare(small, out, runner, rates=f"1,{DIVERGES}", seeds=1, epochs=1)
+    unbounded = {"sets": [*QUICK, "rate.max_change=0"], "seeds": 1, "epochs": 1}
+    comparison, said = compare(small, out, runner, rates=f"1,{DIVERGES}", **unbounded)
     for row in comparison.rows:
         assert [cell.results[0].ended for cell in row.grid] == [
             RunOutcome.FINISHED,
@@ -196,9 +197,9 @@ def test_a_diverging_rate_is_shown_and_ends_nothing(small: Path, tmp_path: Path)
         assert row.chosen is row.grid[0]
     assert sum("not finite" in line for line in said) == 2
     comparison.complain()
-    compare(small, out, runner, rates=f"1,{DIVERGES}", seeds=1, epochs=1)
+    compare(small, out, runner, rates=f"1,{DIVERGES}", **unbounded)
     assert len(runner.done) == 4  # It would diverge again: it is not done again.
-    alone, _ = compare(small, tmp_path / "b", Here(), rates=DIVERGES, seeds=1, epochs=1)
+    alone, _ = compare(small, tmp_path / "b", Here(), rates=DIVERGES, **unbounded)
     assert [row.ended for row in alone.rows] == [RunOutcome.DIVERGED] * 2
     assert "<svg" not in (tmp_path / "b" / "report.html").read_text()
     assert any(line.startswith("solo") and "diverged" in line for line in alone.lines())
