@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -307,7 +308,7 @@ def test_a_killed_comparison_leaves_no_process_and_goes_on(
     assert (solo / "summary.json").stat().st_mtime_ns == done
     output = again.output()
     assert output.count("(done before)") == 1
-    assert "strategy  averaging" in output_of(RunDirectory(averaging)).read_text()
+    assert re.search(r"strategy +averaging", output_of(RunDirectory(averaging)).read_text())
     assert "minus solo" in output
     whole = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [row["ended"] for row in whole["rows"]] == ["finished"] * 2

@@ -179,7 +179,8 @@ def plan_comparison(
     if base.validation.on is ValidationChoice.NONE:
         raise UserError("--set validation.on=none: without checks nothing can be compared")
     others = [name.strip() for name in solo_optimizers.split(",") if name.strip()]
-    others = [name for name in others if name != base.optimizer.value]
+    solo = base.model_copy(update={"learners": "1"}).chosen_optimizer
+    others = [name for name in others if name != solo.value]
     return Plan(
         base=base,
         sets=list(sets),
