@@ -193,7 +193,7 @@ class Worker:
             *learner.describe(),
             f"schedule  {self._schedule.describe()}",
             f"model     {config.model}, {parameters:,} parameters, on {self._device}",
-            f"optimizer {config.optimizer.value}",
+            f"optimizer {config.chosen_optimizer.value}",
             f"data      {self._prep.frames_of(Part.TRAIN):,} frames, {epochs}",
         ]
         if isinstance(optimizer, NaturalGradientSGD):

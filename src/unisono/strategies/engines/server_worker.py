@@ -80,9 +80,10 @@ class ServerParticipant(Participant):
     before any other piece is on its way. The work of a dropped push goes back to the pool, and the
     learner pulls the newest model.
 
-    A push is committed when all its pieces are applied, and in shards that are not all with its own
-    learner. If that dies before, whoever has a piece of it tells of it: so a minibatch is never
-    trained again that is in the model, and a death between two pieces loses a part of one push.
+    A push is committed when all its pieces are applied and those in shards that its own learner
+    holds have gone to another one. If the learner dies before, whoever has a piece of the push
+    reports it: a minibatch that is in the model is never trained again, and a death between two
+    pieces loses a part of one push.
     """
 
     def __init__(
