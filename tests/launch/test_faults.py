@@ -112,5 +112,5 @@ def test_an_exception_ends_the_run_everywhere(start: Start, tmp_path: Path, stra
     first = output.index("RuntimeError: a bug of learner 1")
     assert "Traceback" in output[:first]
     assert output.count("Traceback") == 1, output
-    assert output.count("stopped, because learner 1 failed") == 2
+    assert output.count("stopped, because learner 1 failed") == 1  # said once for all
     assert "unisono: learner 1 failed (exit status 1)" in output[first:]
