@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,6 +17,8 @@ from unisono.data import synthesise
 def pytest_configure() -> None:
     """The models of tests are small: threads of a busy machine would wait for each other."""
     torch.set_num_threads(1)
+    hypothesis.settings.register_profile("unisono", deadline=None)  # a busy machine is no error
+    hypothesis.settings.load_profile("unisono")
 
 
 @pytest.fixture(autouse=True)
