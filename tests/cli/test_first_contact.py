@@ -252,6 +252,7 @@ def test_the_same_error_is_told_once_a_run(script: Script, start: Callable[..., 
     assert "Traceback" not in error
 
 
+@pytest.mark.long
 def test_a_traceback_says_which_learner_it_is_of(
     script: Script, start: Callable[..., Started]
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_script_without_a_learner_is_refused(
     assert is_one_line(error, "nothing.py", "no unisono.Learner", "2 copies"), error
 
 
+@pytest.mark.long
 def test_a_module_and_its_arguments(tmp_path: Path, start: Callable[..., Started]) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
@@ -299,6 +301,7 @@ def test_one_learner_says_how_the_strategy_works(
     assert "<" not in said[0] and "Averaging(" not in said[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launched", [False, True])
 def test_events_of_a_script_are_in_its_metrics(
     script: Script, start: Callable[..., Started], tmp_path: Path, launched: bool

@@ -156,6 +156,7 @@ def test_a_full_temporary_folder_costs_time_alone(start: Start, prep: Path, tmp_
     assert check_coverage(out, summary) == []
 
 
+@pytest.mark.long
 def test_a_temporary_folder_that_stays_full_ends_the_run(
     start: Start, prep: Path, tmp_path: Path
 ) -> None:
