@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +23,14 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """A training in this process may have set as many as there are cores."""
+def _same_process() -> Iterator[None]:
+    """A command run in this process leaves threads of torch and a handler of the log behind."""
     yield
     torch.set_num_threads(1)
+    log = logging.getLogger("unisono")
+    log.handlers.clear()
+    log.propagate = True
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

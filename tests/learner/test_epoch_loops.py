@@ -401,7 +401,6 @@ def test_without_shuffle_the_order_is_the_datasets(
     loader = DataLoader(data, BATCH, shuffle=False)
     if by == "sampler":
         loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), BATCH, False))
-    logging.getLogger("unisono").propagate = True  # a command of another test may have changed it
     with caplog.at_level(logging.WARNING, "unisono"):
         batches = loaded(loader)
     assert torch.equal(torch.cat([x for x, _ in batches]), torch.cat([data.tensors[0]] * 2))
