@@ -280,6 +280,9 @@ class Config(ConfigTable):
     """The whole configuration of a run, as `config.toml` holds it."""
 
     prep: str = Field(default="", description="prepared data, a folder made by `unisono prepare`")
+    init: str = Field(
+        default="", description="run whose model training starts from; empty: random parameters"
+    )
     learners: str = Field(
         default="1", description="learners: N, or MIN:MAX where they may come and go"
     )

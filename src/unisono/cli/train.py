@@ -38,6 +38,12 @@ def train(
     out: Annotated[
         Path, typer.Option(help="The run's directory; must not exist, unless --resume.")
     ] = Path("run"),
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Start from this run's model.", show_default="random parameters"
+        ),
+    ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -104,6 +110,7 @@ def train(
     rank = Rank.from_environment()
     flags = {
         "prep": None if prep is None else str(prep.resolve()),
+        "init": None if init is None else str(init.resolve()),
         "strategy.name": strategy,
         "learners": learners if rank is None else learners or str(rank.count),
         "cluster": cluster,

@@ -88,6 +88,11 @@ class RunDirectory:
         return self.path / "model.safetensors"
 
     @property
+    def initial_model(self) -> Path:
+        """The parameters that training started from, where another run's model was named."""
+        return self.path / "initial.safetensors"
+
+    @property
     def model_description(self) -> Path:
         """What is needed to build the model again, JSON."""
         return self.path / "model.json"

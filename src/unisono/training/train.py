@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
+
 from unisono.config import Config, dump
 from unisono.data import Part, Prep
 from unisono.errors import UserError
@@ -32,6 +34,7 @@ from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.display import PARENT_SHOWS, Display, Tail
+from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
@@ -69,14 +72,24 @@ def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
     """
     if resume:
         check_resumable(RunDirectory(out), config)
+    initial = None
+    if config.init and not (resume and _has_initial(RunDirectory(out), config)):
+        initial = read_initial(config)
     is_new = not os.path.lexists(out)
     run = RunDirectory.create(out, config, resume=resume)
     try:
+        if initial is not None:
+            write_atomically(run.initial_model, save(initial))
         yield run
     except UserError:
         if is_new:
             run.remove_untrained()
         raise
+
+
+def _has_initial(run: RunDirectory, config: Config) -> bool:
+    """Whether a run keeps the model of `config.init` already."""
+    return run.initial_model.is_file() and run.read_config().init == config.init
 
 
 def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summary:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from rich.table import Table
 from rich.text import Text
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import nn
 from torch.nn import functional
 
@@ -107,6 +107,8 @@ class Worker:
         self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
+        if self._config.init:
+            model.load_state_dict(load_file(run.initial_model))
         self._model = model.to(self._device)
         self._train = self._source(Part.TRAIN)
         checks = self._config.validation
@@ -193,6 +195,7 @@ class Worker:
             *learner.describe(),
             f"schedule  {self._schedule.describe()}",
             f"model     {config.model}, {parameters:,} parameters, on {self._device}",
+            *([f"initial   the model of {config.init}"] if config.init else []),
             f"optimizer {config.chosen_optimizer.value}",
             f"data      {self._prep.frames_of(Part.TRAIN):,} frames, {epochs}",
         ]
