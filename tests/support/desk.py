@@ -99,4 +99,4 @@ def picture(thing: Any) -> Any:
     if isinstance(thing, list | tuple | deque):
         return [picture(v) for v in thing]
     # What was sent last is no part of the memory.
-    return {k: picture(v) for k, v in vars(thing).items() if k != "_out"}
+    return {k: picture(v) for k, v in vars(thing).items() if k not in ("_out", "_run")}

@@ -1,0 +1,220 @@
+"""Dynamic sharding: each learner leases minibatches as fast as it trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.coordinator.messages import (
+    Answer,
+    CloseRound,
+    Command,
+    Complete,
+    Continue,
+    Enter,
+    Entered,
+    EntryGranted,
+    Leased,
+    Outdated,
+    RequestLease,
+    SendState,
+    SnapshotTaken,
+    StateReceived,
+    TakeSnapshot,
+    Wait,
+)
+from unisono.coordinator.run_state import RunState
+from unisono.fabric.address import Address
+from unisono.pool.ranges import count
+
+
+class DynamicSharding:
+    """Who has the run's parameters, who leases what, and when a round closes."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._entered: set[Address] = set()
+        """Who has the run's parameters."""
+        self._entering: dict[Address, Command] = {}
+        self._donors: dict[Address, Address] = {}
+        """Who was told to send its state, by newcomer."""
+        self._requests: dict[Address, tuple[RequestLease, Command]] = {}
+        self._idle: set[Address] = set()
+        self._leasing = False
+        """Whether everybody has entered once."""
+        self._leased = 0
+        """Minibatches since the last round."""
+
+    @property
+    def state_holders(self) -> list[Address]:
+        """The living learners that have the run's parameters."""
+        return [a for a in self._run.learners if a in self._entered]
+
+    @property
+    def witnesses(self) -> list[Address]:
+        """Who may have the work of somebody who is gone."""
+        return [*self.state_holders, *self._donors]
+
+    # Newcomers.
+
+    def enter(self, operation: Enter, command: Command) -> None:
+        """A learner wants the run's parameters."""
+        self._donors.pop(command.who, None)
+        self._entering[command.who] = command
+
+    def state_received(self, operation: StateReceived, command: Command) -> None:
+        """If its donor died, the others may have agreed without it since: then once more."""
+        run = self._run
+        self._donors.pop(command.who, None)
+        current = operation.rounds == run.sync_rounds.resolved and not run.sync_rounds.open
+        current = current or run.commits_by_word
+        if current:
+            self._let_in(command.who)
+        run.delivery.answer(command, Entered() if current else Outdated())
+
+    def remove(self, who: Address) -> None:
+        """The member is dead or has left."""
+        self._entered.discard(who)
+        self._entering.pop(who, None)
+        self._idle.discard(who)
+        self._requests.pop(who, None)
+        self._donors = {new: old for new, old in self._donors.items() if who not in (new, old)}
+        if self._run.checkpoints.cutting:
+            self._run.checkpoints.give_up()
+            self._tell_after_cut(None)
+
+    def _let_in(self, who: Address) -> None:
+        self._entered.add(who)
+        self._run.sync_rounds.enter(who)
+
+    def _welcome(self) -> None:
+        """A newcomer gets a living learner's state, between two sync rounds."""
+        run = self._run
+        if run.sync_rounds.open:
+            return
+        for who, command in sorted(self._entering.items(), key=lambda item: item[0]):
+            donor = min(self._entered, default=None)
+            if run.pool.over:
+                del self._entering[who]
+                run.delivery.answer(command, Complete())
+                continue
+            if who in run.restored and not run.pool.counts.committed:
+                donor = None  # It comes with its own part of the run's state.
+            elif donor is None and who != run.first_donor([who]):
+                continue
+            del self._entering[who]
+            run.delivery.answer(command, EntryGranted(donor))
+            if donor is None:
+                self._let_in(who)
+            else:
+                self._donors[who] = donor
+                run.direct(donor, SendState(who))
+
+    # Leases.
+
+    def request(self, operation: RequestLease, command: Command) -> None:
+        """A learner wants minibatches."""
+        self._requests[command.who] = operation, command
+
+    def idle(self, who: Address) -> None:
+        """A learner has trained all that it leased."""
+        self._idle.add(who)
+
+    def advance(self, held_by_departed: Sequence[Address]) -> None:
+        """Lets newcomers in, grants leases, closes rounds and orders snapshots."""
+        run = self._run
+        assert run.job is not None
+        self._welcome()
+        missing = any(a not in self._entered for a in run.learners)
+        if self._donors or (missing and not self._leasing):
+            return
+        self._leasing = True
+        self._grant_leases()
+        if not run.job.commits_by_round:
+            if not run.checkpoints.cutting and self._checkpoint_due():
+                run.checkpoints.order(sorted(self._entered), run.pool.committed)
+                self._tell_cut()
+            return
+        spent = self._leased >= run.pace.share * len(self._entered)
+        dry = bool(self._entered) and all(who in self._idle for who in self._entered)
+        if (spent or (dry and not run.pool.over)) and not run.sync_rounds.open:
+            self._leased = 0
+            self._open_round(held_by_departed)
+
+    def _grant_leases(self) -> None:
+        run = self._run
+        for who, (request, command) in list(self._requests.items()):
+            answer: Answer
+            if run.pool.over:
+                answer = run.complete(self.state_holders)
+            elif run.pool.free and self._may_lease(who):
+                ranges = run.pool.lease(who, request.want, len(run.learners))
+                self._leased += count(ranges)
+                answer = Leased(tuple(ranges))
+                self._idle.discard(who)
+            elif not request.patient:
+                answer = Wait()
+            else:
+                continue
+            del self._requests[who]
+            run.delivery.answer(command, answer)
+
+    def _may_lease(self, who: Address) -> bool:
+        """At the start one learner may have to train by itself until all of that is committed."""
+        assert self._run.job is not None
+        return len(self._run.pool.committed) >= self._run.job.alone or who == min(self._entered)
+
+    # Rounds and snapshots.
+
+    def _open_round(self, held_by_departed: Sequence[Address]) -> None:
+        run = self._run
+        if not any(run.pool.held.get(a) for a in [*self._entered, *held_by_departed]):
+            return
+        number = run.sync_rounds.resolved
+        run.share(number)
+        run.sync_rounds.expect(number, number + 1, sorted(self._entered))
+        if self._checkpoint_due():
+            run.checkpoints.keeping = number
+        self._tell_close()
+
+    def snapshot_taken(self, operation: SnapshotTaken, command: Command) -> None:
+        """A learner has kept its model for a checkpoint."""
+        checkpoints = self._run.checkpoints
+        checkpoints.cut(command.who, operation.checkpoint, operation.ranges)
+        self._tell_after_cut(checkpoints.keeping)
+
+    def repeat_directives(self) -> None:
+        """What the living must be told again when the coordinator comes back."""
+        for newcomer, donor in self._donors.items():
+            self._run.direct(donor, SendState(newcomer))
+        if self._run.is_dynamic:
+            self._tell_close()
+            self._tell_cut()
+            self._tell_after_cut(self._run.checkpoints.keeping)
+
+    def _checkpoint_due(self) -> bool:
+        job = self._run.job
+        assert job is not None
+        return self._run.checkpoints.due(job.checkpoint_every, len(self._run.pool.committed))
+
+    def _tell_cut(self) -> None:
+        """Without sync rounds: everybody keeps its model as it is."""
+        number = self._run.checkpoints.keeping
+        if self._run.checkpoints.cutting and number is not None:
+            for member in sorted(self._entered):
+                self._run.direct(member, TakeSnapshot(number))
+
+    def _tell_after_cut(self, keep: int | None) -> None:
+        """All have cut, or it was given up: whoever holds back its work may go on."""
+        if not self._run.checkpoints.cutting:
+            for member in sorted(self._entered):
+                self._run.direct(member, Continue(keep))
+
+    def _tell_close(self) -> None:
+        """The quota is spent, and everybody contributes what it has finished."""
+        rounds = self._run.sync_rounds
+        number = rounds.resolved
+        members = rounds.participants(number) or []
+        order = CloseRound(number, tuple(members), self._run.checkpoints.keeping == number)
+        for member in members:
+            if member in self._run.learners:
+                self._run.direct(member, order)

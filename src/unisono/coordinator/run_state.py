@@ -1,0 +1,92 @@
+"""What every part of the coordinator's state works on: members, pool, rounds, and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.coordinator.checkpoints import Checkpoints
+from unisono.coordinator.delivery import Delivery
+from unisono.coordinator.job import Job, Sharding
+from unisono.coordinator.messages import Body, Complete, Directive, Failure
+from unisono.coordinator.output import STRATEGY, Output
+from unisono.coordinator.pace import LEAST_ROUNDS, LEAST_SHARE, Pace
+from unisono.coordinator.sync_rounds import SyncRounds
+from unisono.fabric.address import Address
+from unisono.fabric.api import View
+from unisono.pool.pool import Pool
+
+
+class RunState:
+    """The facts of one run. Static and dynamic sharding read and change them, each its own way."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.view = View()
+        self.job: Job | None = None
+        self.pool = Pool(0)
+        self.pace = Pace(((0, LEAST_SHARE),))
+        self.sync_rounds = SyncRounds()
+        self.checkpoints = Checkpoints()
+        self.delivery = Delivery()
+        self.lost: list[Address] = []
+        self.joined = 0
+        self.failure: Failure | None = None
+        self.started = False
+        self.first_round = 0
+        self.restored: set[Address] = set()
+        """Who has come with the state of the checkpoint from which the run goes on."""
+        self.opened: set[Address] = set()
+        self.trained_before: set[Address] = set()
+        """Who trained something in an earlier incarnation, by its address without that."""
+        self.leader: Address | None = None
+
+    @property
+    def learners(self) -> list[Address]:
+        """The living learners, in the members' order."""
+        return self.view.addresses()
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether sharding is dynamic; until the job is known it is not."""
+        return self.job is not None and self.job.sharding is Sharding.DYNAMIC
+
+    @property
+    def commits_by_word(self) -> bool:
+        """Dynamic sharding without sync rounds: others may have the work of the dead."""
+        return self.is_dynamic and self.job is not None and not self.job.commits_by_round
+
+    def first_donor(self, candidates: Sequence[Address]) -> Address | None:
+        """Who may begin with its own parameters when nobody living has the run's.
+
+        Only before anything is committed: later, what is committed would be lost unseen. And only a
+        learner that has not trained in an earlier life: what it trained then was returned, and
+        would come in twice.
+        """
+        if self.pool.counts.committed:
+            return None
+        fresh = [a for a in self.learners if a._replace(incarnation=0) not in self.trained_before]
+        first = min(fresh, default=None)
+        return first if first in candidates else None
+
+    def share(self, round_: int) -> int:
+        """Minibatches a learner from a round on."""
+        assert self.job is not None
+        self.pace.most = max(1, self.job.total // (len(self.learners) * LEAST_ROUNDS))
+        return self.pace.at(round_, self.learners)
+
+    def complete(self, holders: Sequence[Address]) -> Complete:
+        """Everything is committed; the first who has the model is to see to it."""
+        if self.leader is None:
+            if self.pool.counts.leased == 0:
+                # Everything was committed before: all have the model from their checkpoint.
+                holders = self.learners
+            self.leader = next((a for a in self.learners if a in holders), None)
+        return Complete(self.leader, self.pool.stopped)
+
+    def tell(self, to: Address, port: str, body: Body) -> None:
+        """Sends a message."""
+        self.delivery.send(Output(to, port, body))
+
+    def direct(self, to: Address, directive: Directive) -> None:
+        """Sends a directive to a learner's strategy."""
+        self.tell(to, STRATEGY, directive)

@@ -1,0 +1,104 @@
+"""Static sharding: the pool is assigned in rounds, the same number of minibatches to everybody."""
+
+from __future__ import annotations
+
+from unisono.coordinator.messages import Answer, Assigned, Command, RequestAssignment, Wait
+from unisono.coordinator.run_state import RunState
+from unisono.fabric.address import Address
+from unisono.pool.pool import Assignment
+
+_BLOCK = 32
+"""Minibatches a learner in an assignment, where rounds are short: fewer questions."""
+
+
+class StaticSharding:
+    """Who trains what, assignment after assignment."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._assignments: list[Assignment] = []
+        self._requests: dict[Address, tuple[RequestAssignment, Command]] = {}
+
+    def request(self, operation: RequestAssignment, command: Command) -> None:
+        """A learner wants its part of an assignment."""
+        self._requests[command.who] = operation, command
+
+    def remove(self, who: Address) -> None:
+        """The member is dead or has left."""
+        self._requests.pop(who, None)
+
+    @property
+    def state_holders(self) -> list[Address]:
+        """The living members of the last assignment.
+
+        Its newcomers count once they have completed a round, or if nobody else is left.
+        """
+        if not self._assignments:
+            return []
+        assignment = self._assignments[-1]
+        members = [a for a in self._run.learners if a in assignment.members]
+        completed = self._run.sync_rounds.has_completed
+        sure = [
+            a for a in members if a not in assignment.newcomers or completed(a, assignment.first)
+        ]
+        return sure or members
+
+    def advance(self) -> None:
+        """Answers requests; the first one for an assignment that is not made yet makes it."""
+        run = self._run
+        goes_on = run.first_round > 0 and not self._assignments
+        if goes_on and any(a not in run.opened for a in run.learners):
+            return  # who has joined says next whether it has the state of the run already
+        for who, (request, command) in sorted(self._requests.items(), key=lambda item: item[0]):
+            number = request.number
+            if number is None:
+                number = next(
+                    (d.number for d in self._assignments if who in d.members),
+                    len(self._assignments),
+                )
+            if number == len(self._assignments) and run.pool.free:
+                self._assign()
+            answer: Answer
+            if number < len(self._assignments) and who in self._assignments[number].members:
+                answer = Assigned(self._assignments[number])
+            elif run.pool.over:
+                answer = run.complete(self._assignments[-1].members if self._assignments else ())
+            elif not request.patient:
+                answer = Wait()
+            else:
+                continue
+            del self._requests[who]
+            run.delivery.answer(command, answer)
+
+    def _assign(self) -> None:
+        run, last = self._run, self._assignments[-1] if self._assignments else None
+        assert run.job is not None
+        before = set(last.members) if last else run.restored
+        newcomers = [a for a in run.learners if a not in before]
+        old = [a for a in run.learners if a in before]
+        donor = old[0] if old else run.first_donor(newcomers)
+        if donor is None:
+            return
+        first = last.first + last.rounds if last else run.sync_rounds.resolved
+        share = run.share(first)
+        assignment = run.pool.assign(
+            len(self._assignments),
+            first,
+            run.learners,
+            share,
+            self._rounds(first, share),
+            [a for a in newcomers if a != donor],
+            donor,
+        )
+        self._assignments.append(assignment)
+        if run.job.commits_by_round:
+            stop = assignment.first + assignment.rounds
+            run.sync_rounds.expect(assignment.first, stop, list(assignment.members))
+
+    def _rounds(self, first: int, share: int) -> int:
+        """Rounds in an assignment: not beyond a round at which a scheduled pace changes."""
+        job = self._run.job
+        assert job is not None
+        block = _BLOCK // share if job.adaptive_pace else 0
+        later = [round_ for round_, _ in self._run.pace.schedule if round_ > first]
+        return min([max(job.rounds, block), *(round_ - first for round_ in later)])
