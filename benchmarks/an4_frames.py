@@ -37,6 +37,7 @@ CONTENDERS: dict[str, list[str]] = {
     "averaged-server": ["strategy.name=averaged-server"],
     "gossip-fixed": ["strategy.name=gossip-fixed"],
     "gossip-random": ["strategy.name=gossip-random"],
+    "adpsgd": ["strategy.name=adpsgd"],
     "delay-by-one": ["strategy.name=delay-by-one"],
 }
 

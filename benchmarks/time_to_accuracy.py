@@ -41,7 +41,13 @@ from unisono.training.bench import measure_ceiling
 
 RATES = (0.5, 1.0, 2.0, 4.0)
 """Multiples of an optimizer's default rate that solo is tried with."""
-WITHOUT_WAITING = ("averaging:sharding=dynamic", "gossip-fixed", "gossip-random", "server")
+WITHOUT_WAITING = (
+    "averaging:sharding=dynamic",
+    "gossip-fixed",
+    "gossip-random",
+    "adpsgd",
+    "server",
+)
 """Strategies that wait for nobody, which --slow is about; allreduce is beside them."""
 SLICE_S = 0.01
 

@@ -211,6 +211,7 @@ def diagrams() -> dict[str, str]:
         ("averaging_dynamic", dynamic, "averaging, dynamic: nobody waits"),
         ("server", unisono.Server(push_every=2, shards=1), "server: nobody waits"),
         ("gossip_random", unisono.GossipRandom(every=2 * BATCH), "gossip-random: nobody waits"),
+        ("adpsgd", unisono.ADPSGD(every=BATCH), "adpsgd: nobody waits"),
         (
             "delay_by_one",
             unisono.DelayByOne(),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unisono.errors import UserError
     from unisono.learner.learner import Learner
     from unisono.strategies import (
+        ADPSGD,
         AllReduce,
         AveragedServer,
         Averaging,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "ADPSGD",
     "AllReduce",
     "AveragedServer",
     "Averaging",

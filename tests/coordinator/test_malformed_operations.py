@@ -14,7 +14,7 @@ from unisono.coordinator.messages import Join, Sync, Synced
 from unisono.coordinator.service import Service, serve
 from unisono.fabric import COORDINATOR, Cancelled, Fabric, MembersChanged, learner
 from unisono.fabric.local.host import Host
-from unisono.strategies.engines import pairwise
+from unisono.strategies.engines import gossip_messages
 
 MALFORMED: list[Any] = [
     {},
@@ -40,7 +40,7 @@ class Run:
         )
         coordinator.spawn("serve", lambda: serve(self.service))
         self.nodes: list[Fabric] = [self.host.node(learner(number)) for number in range(2)]
-        self.nodes[0].port(pairwise.PORT, members=True)
+        self.nodes[0].port(gossip_messages.PORT, members=True)
         self.nodes[0].spawn("agent", self._listen)
         self.clients = [Client(node, 30.0) for node in self.nodes]
         for client in self.clients:
@@ -49,7 +49,7 @@ class Run:
     def _listen(self) -> None:
         """As the agent of a strategy does."""
         while True:
-            message = self.nodes[0].receive(pairwise.PORT)
+            message = self.nodes[0].receive(gossip_messages.PORT)
             self.nodes[0].post("received", message.body)
 
 

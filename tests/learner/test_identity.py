@@ -36,6 +36,7 @@ STRATEGIES = {
     "dynamic": DYNAMIC_AVERAGING,
     "gossip-fixed": unisono.GossipFixed(every=2 * BATCH),
     "gossip-random": unisono.GossipRandom(every=2 * BATCH),
+    "adpsgd": unisono.ADPSGD(every=BATCH),
     "delay": "delay-by-one",
     "server": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False),
     "server-1": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False, shards=1),

@@ -214,8 +214,17 @@ def test_fewer_epochs_than_are_behind_it_are_refused(learners: int, tmp_path: Pa
 
 @pytest.mark.parametrize("learners", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_drawn_runs_commit_the_rest_once(learners: int, seed: int, tmp_path: Path) -> None:
-    strategy = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.DYNAMIC)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.DYNAMIC),
+        unisono.ADPSGD(every=BATCH),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_drawn_runs_commit_the_rest_once(
+    strategy: Any, learners: int, seed: int, tmp_path: Path
+) -> None:
     total = PER_EPOCH * EPOCHS
     when = (20.3 + 2 * seed) / learners + 1
     first = Training(strategy, tmp_path, 4 * BATCH)

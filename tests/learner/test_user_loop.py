@@ -109,9 +109,10 @@ STRATEGIES: dict[str, Any] = {
     "static": unisono.Averaging(every=4 * BATCH),
     "dynamic": unisono.Averaging(every=4 * BATCH, sharding=unisono.Sharding.DYNAMIC),
     "gossip": unisono.GossipRandom(every=4 * BATCH),
+    "adpsgd": unisono.ADPSGD(every=BATCH),
     "delay": "delay-by-one",
 }
-DYNAMIC = {"dynamic", "gossip"}
+DYNAMIC = {"dynamic", "gossip", "adpsgd"}
 
 
 def one(loop: Callable[[], None], learners: int, *, check: bool = True) -> Ran:

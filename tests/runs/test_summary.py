@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unisono.runs import Minibatches, Staleness, Summary
+from unisono.runs import Exchanges, Minibatches, Staleness, Summary
 
 PROMISED = [
     "format_version",
@@ -26,6 +26,7 @@ PROMISED = [
     "validation_accuracy",
     "minibatches",
     "rounds",
+    "exchanges",
     "bytes_sent",
     "links",
     "slowest_link",
@@ -120,6 +121,14 @@ def test_lines_for_a_person() -> None:
     assert "leased 100, committed 98, returned 2, redone 2\n" in text
     assert "skipped" not in text
     assert "40 rounds, 2.5 MB sent" in text
+
+
+def test_exchanges_that_took_place_are_beside_what_was_computed() -> None:
+    told = Exchanges(due=200, completed=186, computed=0.32, realised=0.35)
+    text = "\n".join(summary(exchanges=told).lines())
+    assert "exchanges   0.93 of those due: the squared distance shrinks to 0.35" in text
+    assert "(computed 0.32)" in text
+    assert "exchanges" not in "\n".join(summary().lines())
 
 
 def test_who_was_too_late_and_what_was_rolled_back_are_named() -> None:

@@ -16,7 +16,7 @@ from unisono.fabric import TensorVector, learner
 from unisono.fabric.simulated.kernel import Kernel
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import ExhaustiveScheduler
-from unisono.strategies import AllReduce, Averaging, DelayByOne, GossipFixed, Sharding
+from unisono.strategies import ADPSGD, AllReduce, Averaging, DelayByOne, GossipFixed, Sharding
 from unisono.strategies.base import Strategy
 from unisono.strategies.engines.collective import Collective
 from unisono.strategies.selection import Candidate
@@ -31,6 +31,7 @@ STRATEGIES: dict[str, Strategy] = {
     "static": Averaging(every=4),
     "dynamic": Averaging(every=4, sharding=Sharding.DYNAMIC),
     "gossip": GossipFixed(every=4),
+    "adpsgd": ADPSGD(every=4),
     "delay": DelayByOne(),
 }
 
@@ -83,12 +84,13 @@ def whole_run(name: str, learners: int, scheduler: ExhaustiveScheduler) -> None:
         loss=marks,
         prefetch=0,
     ).run()
-    least = 0 if name == "gossip" else 2  # who is only asked begins none
+    exchanges = name in ("gossip", "adpsgd")
+    least = 0 if exchanges else 2  # who is only asked begins none
     assert all(result.rounds >= least for result in run.survivors)
     invariants.all_committed(run)
     invariants.all_trained(run, calm=True)
     invariants.nothing_lost(run)
-    (invariants.sum_kept if name == "gossip" else invariants.mean_kept)(run)
+    (invariants.sum_kept if exchanges else invariants.mean_kept)(run)
     invariants.same_end(run, exactly=name != "dynamic")
     invariants.kept_once(run, marks)
 
@@ -110,11 +112,13 @@ def walk(name: str, learners: int, length: int, step: int, shift: int = 0) -> in
         ("static", 2, 4, 2, 250),
         ("dynamic", 2, 4, 2, 450),
         ("gossip", 2, 4, 2, 450),
+        ("adpsgd", 2, 4, 2, 450),
         ("delay", 2, 4, 2, 250),
         ("allreduce", 3, 2, 3, 250),
         ("static", 3, 2, 3, 250),
         ("dynamic", 3, 2, 6, 200),
         ("gossip", 3, 2, 6, 200),
+        ("adpsgd", 3, 2, 6, 200),
         ("delay", 3, 2, 3, 250),
     ],
 )

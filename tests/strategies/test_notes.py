@@ -14,7 +14,7 @@ from unisono.fabric import COORDINATOR, Address, learner
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.pool.ranges import Range, merge, merge_notes, subtract
-from unisono.strategies import GossipFixed, GossipRandom, Server
+from unisono.strategies import ADPSGD, GossipFixed, GossipRandom, Server
 from unisono.testing import invariants
 from unisono.testing.simulated import ToyCluster
 
@@ -51,7 +51,9 @@ class FarCoordinator(SimulatedNetwork):
 
 
 @pytest.mark.parametrize(
-    "strategy", [GossipRandom(every=1), GossipFixed(every=1), Server(push_every=1)], ids=repr
+    "strategy",
+    [GossipRandom(every=1), GossipFixed(every=1), ADPSGD(every=1), Server(push_every=1)],
+    ids=repr,
 )
 @settings(max_examples=4, deadline=None)
 @given(far=st.floats(0.01, 8.0), seed=st.integers(0, 1000), total=st.sampled_from([60, 120]))

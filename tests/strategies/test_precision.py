@@ -13,7 +13,7 @@ from unisono.fabric import Member, Precision, SizeVector, TensorVector, View, le
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.simulation.loops import run_loops
-from unisono.strategies import Averaging, GossipFixed, GossipRandom
+from unisono.strategies import ADPSGD, Averaging, GossipFixed, GossipRandom
 from unisono.strategies.engines.collective import Collective
 from unisono.strategies.registry import make
 from unisono.strategies.selection import Candidate
@@ -57,8 +57,8 @@ def test_the_mean_is_the_same_everywhere_and_near(members: int, has_common: bool
     assert sum(sent) == 2 * 2 * size * (members - 1)
 
 
-@pytest.mark.parametrize("strategy", [GossipFixed, GossipRandom])
-def test_pairs_keep_the_sum_of_their_models(strategy: type) -> None:
+@pytest.mark.parametrize("strategy", [GossipFixed, GossipRandom, ADPSGD])
+def test_exchanges_keep_the_sum_of_their_models(strategy: type) -> None:
     """Learners that are thrown apart and take no steps: only exchanges move them."""
     data = TensorDataset(torch.randn(480, 50), torch.randn(480, 1))
     began: dict[int, torch.Tensor] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from unisono.strategies import (
+    ADPSGD,
     AllReduce,
     AveragedServer,
     Averaging,
@@ -83,6 +84,8 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "delay-by-one": (DelayByOne, PLAIN, 60),
     "gossip-fixed": (lambda: GossipFixed(every=8), PAIRS, 120),
     "gossip-random": (lambda: GossipRandom(every=4), PAIRS, 120),
+    "adpsgd": (lambda: ADPSGD(every=4), PAIRS, 120),
+    "adpsgd-rarer": (lambda: ADPSGD(every=8), PAIRS, 60),
     "server": (lambda: Server(push_every=2, shards=1), OVERLAPPING, 120),
     "server-waiting": (lambda: Server(push_every=2, overlap=False, shards=1), OVERLAPPING, 60),
     "server-sharded": (lambda: Server(push_every=1, shards=3), SHARDED, 90),

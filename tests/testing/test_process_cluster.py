@@ -8,6 +8,7 @@ import pytest
 
 from support.process_cluster import ProcessCluster
 from unisono.strategies import (
+    ADPSGD,
     AllReduce,
     Averaging,
     DelayByOne,
@@ -27,11 +28,13 @@ STRATEGIES = {
     "dynamic": Averaging(every=8, sharding=Sharding.DYNAMIC),
     "gossip-fixed": GossipFixed(every=8),
     "gossip-random": GossipRandom(every=8),
+    "adpsgd": ADPSGD(every=4),
     "delay": DelayByOne(),
     "server": Server(push_every=2, shards=2),
     "server-waiting": Server(push=PushKind.GRADIENT, overlap=False, shards=1),
 }
-LOSES_AFTER = {"gossip-fixed": 2, "gossip-random": 2, "server": 1, "server-waiting": 2}
+EXCHANGING = ["gossip-fixed", "gossip-random", "adpsgd"]
+LOSES_AFTER = {**dict.fromkeys(EXCHANGING, 2), "server": 1, "server-waiting": 2}
 """Deaths from which on work may be lost with the dead."""
 PLAIN = [name for name in STRATEGIES if name != "server"]
 """Those with which one learner is solo."""
@@ -45,7 +48,7 @@ def test_one_process_is_solo(name: str) -> None:
 
 @pytest.mark.parametrize("name", MIXING)
 def test_processes_keep_the_mean(name: str) -> None:
-    promises = Promises(pairs=name.startswith("gossip"))
+    promises = Promises(pairs=name in EXCHANGING)
     check_mean(lambda: STRATEGIES[name], on=ProcessCluster, promises=promises)
 
 

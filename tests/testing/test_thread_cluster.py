@@ -17,6 +17,7 @@ from unisono.coordinator.messages import Commit
 from unisono.fabric import Vector
 from unisono.fabric.simulated.kernel import DeadlockError
 from unisono.strategies import (
+    ADPSGD,
     AllReduce,
     AveragedServer,
     Averaging,
@@ -41,6 +42,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "dynamic": lambda: Averaging(every=8, sharding=Sharding.DYNAMIC),
     "gossip-fixed": lambda: GossipFixed(every=8),
     "gossip-random": lambda: GossipRandom(every=8),
+    "adpsgd": lambda: ADPSGD(every=4),
     "delay": DelayByOne,
     "server": lambda: Server(push_every=2, shards=3),
     "server-waiting": lambda: Server(push=PushKind.GRADIENT, overlap=False, shards=2),
@@ -54,7 +56,7 @@ SERVED = Promises(plain=False, keeps_mean=False, mixes=False)
 def promises(name: str) -> Promises:
     if "server" in name:
         return replace(SERVED, plain=name == "server-waiting")
-    return PAIRS if name.startswith("gossip") else MIXES
+    return PAIRS if name in ("gossip-fixed", "gossip-random", "adpsgd") else MIXES
 
 
 @pytest.fixture(autouse=True)

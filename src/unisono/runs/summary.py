@@ -57,6 +57,28 @@ class Staleness(_Part):
     histogram: dict[int, int] = {}
 
 
+class Exchanges(_Part):
+    """Of learners that exchange models in pairs or with neighbours: how many exchanges took place.
+
+    Attributes:
+        due: as often as the learners' `every` asked for.
+        completed: those of them that took place.
+        computed: what one exchange of each learner leaves of the squared distance between models,
+            by the mixing matrix.
+        realised: the same with the share of exchanges that took place.
+    """
+
+    due: int
+    completed: int
+    computed: Known = None
+    realised: Known = None
+
+    @property
+    def share(self) -> float:
+        """Of those that were due."""
+        return self.completed / self.due if self.due else 1.0
+
+
 class LinkTraffic(_Part):
     """What one learner sent to another member.
 
@@ -111,6 +133,7 @@ class Summary(_Part):
         validation_accuracy: share of held-out frames classified rightly, 0..1.
         minibatches: how many went which way.
         rounds: acts of sharing.
+        exchanges: of strategies that have them.
         bytes_sent: by all learners, for sharing.
         links: what each sent to each.
         slowest_link: of those over a network, the one with the fewest bytes a second.
@@ -140,6 +163,7 @@ class Summary(_Part):
     validation_accuracy: Known
     minibatches: Minibatches
     rounds: int
+    exchanges: Exchanges | None = None
     bytes_sent: int
     links: list[LinkTraffic] = []
     slowest_link: LinkTraffic | None = None
@@ -192,6 +216,14 @@ class Summary(_Part):
 
     def _remarks(self) -> list[str]:
         lines = []
+        if self.exchanges is not None:
+            told = f"exchanges   {self.exchanges.share:.2f} of those due"
+            if self.exchanges.computed is not None and self.exchanges.realised is not None:
+                told += (
+                    f": the squared distance shrinks to {self.exchanges.realised:.2g} with each "
+                    f"(computed {self.exchanges.computed:.2g})"
+                )
+            lines.append(told)
         if self.slowest_learner is not None:
             slow = self.slowest_learner
             rate = f"{slow.examples_per_s:,.0f} examples a second of computing"

@@ -7,7 +7,7 @@ from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Sharding
 from unisono.strategies.delay_by_one import DelayByOne
 from unisono.strategies.engines.pushes import PushKind
-from unisono.strategies.gossip import GossipFixed, GossipRandom
+from unisono.strategies.gossip import ADPSGD, GossipFixed, GossipRandom
 from unisono.strategies.outer_steps import BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.registry import make, names
 from unisono.strategies.selection import AllModels, Candidate, KeepGood, Selection
@@ -15,6 +15,7 @@ from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 
 __all__ = [
+    "ADPSGD",
     "AllModels",
     "AllReduce",
     "AveragedServer",

@@ -1,4 +1,4 @@
-"""gossip-fixed, gossip-random: asynchronous decentralised SGD on rings."""
+"""gossip-fixed, gossip-random, adpsgd: asynchronous decentralised SGD on rings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from unisono.strategies.base import (
     Sharding,
     Strategy,
 )
+from unisono.strategies.engines.neighbours import NeighbourParticipant
 from unisono.strategies.engines.pairwise import PairwiseParticipant
 from unisono.strategies.every import AUTO, check_every, plan_pace
-from unisono.strategies.mixing import Mixing, complete, ring
+from unisono.strategies.mixing import Mixing, NeighbourMixing, PairMixing, complete, ring
 
 
 class FixedRing(PairwiseParticipant):
@@ -51,7 +52,9 @@ class RandomRing(PairwiseParticipant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Gossip(Strategy):
+class Gossip(Strategy):
+    """What the three have in common."""
+
     every: int | str = field(default=AUTO, metadata=EXAMPLES)
     """Examples a learner trains between two exchanges that it begins; ``auto``: by their cost."""
     precision: Precision = Precision.FLOAT32
@@ -73,7 +76,7 @@ class _Gossip(Strategy):
         return RoundPlan(Sharding.DYNAMIC, share=share, rounds=1, commits_by_round=False)
 
     def mixing(self, learners: int) -> Mixing:
-        """Which pairs exchange, as a mixing matrix."""
+        """Who exchanges with whom, as mixing matrices."""
         raise NotImplementedError
 
     def explain(self, learners: int) -> list[str]:
@@ -82,12 +85,15 @@ class _Gossip(Strategy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GossipFixed(_Gossip):
-    """Pairs of neighbours on a fixed ring average their models, beside computing (AD-PSGD)."""
+class GossipFixed(Gossip):
+    """Pairs of neighbours on a fixed ring average their models, beside computing (AD-PSGD).
+
+    x_i <- (x_i + x_j) / 2 for one neighbour j at a time, left and right in turns.
+    """
 
     name: ClassVar[str] = "gossip-fixed"
 
-    def mixing(self, learners: int) -> Mixing:
+    def mixing(self, learners: int) -> PairMixing:
         """Every edge of the ring as often as every other."""
         return ring(learners)
 
@@ -97,18 +103,40 @@ class GossipFixed(_Gossip):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GossipRandom(_Gossip):
-    """Pairs of neighbours on rings drawn anew average their models, beside computing."""
+class GossipRandom(Gossip):
+    """Pairs of neighbours on rings drawn anew average their models, beside computing.
+
+    x_i <- (x_i + x_j) / 2 with j the next on a ring that is drawn for each exchange.
+    """
 
     seed: int = 0
     """Of the rings; the same for all learners."""
 
     name: ClassVar[str] = "gossip-random"
 
-    def mixing(self, learners: int) -> Mixing:
+    def mixing(self, learners: int) -> PairMixing:
         """Every pair as often as every other."""
         return complete(learners)
 
     def participant(self, replica: Replica) -> RandomRing:
         """One learner's part."""
         return RandomRing(replica, self.every, self.seed, self.precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADPSGD(Gossip):
+    """Each learner mixes with both neighbours of a fixed ring, beside computing (ADPSGD).
+
+    x_i <- (x_{i-1} + x_i + x_{i+1}) / 3 every minibatch, as in IBM's papers on acoustic models.
+    """
+
+    name: ClassVar[str] = "adpsgd"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2110.11199"
+
+    def mixing(self, learners: int) -> NeighbourMixing:
+        """Weights 1/3, 1/3, 1/3 on the ring."""
+        return NeighbourMixing(learners)
+
+    def participant(self, replica: Replica) -> NeighbourParticipant:
+        """One learner's part."""
+        return NeighbourParticipant(replica, self.every, self.precision)

@@ -1,8 +1,9 @@
-"""How fast exchanges of two bring learners together: mixing matrices and what follows."""
+"""How fast exchanges bring learners together: mixing matrices and what follows."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,53 @@ def pair(learners: int, i: int, j: int) -> Matrix:
 
 
 @dataclass(frozen=True)
-class Mixing:
+class Mixing(ABC):
+    """What exchanges do to the distance between learners, if all that are due take place."""
+
+    learners: int
+
+    @property
+    @abstractmethod
+    def gap(self) -> float:
+        """1 - lambda_2 of the mixing matrix; 1 for a learner alone."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> float:
+        """Of the squared distance, what is left when each learner has had its exchange."""
+
+    @property
+    @abstractmethod
+    def distance(self) -> float:
+        """The predicted distance from the mean, in moves of one learner between two exchanges."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> str:
+        """Who exchanges with whom, in words."""
+
+    def realised(self, share: float) -> float:
+        """As ``kept``, where only so many of the exchanges take place that are due."""
+        return float(self.kept**share)
+
+    def explain(self) -> list[str]:
+        """The lines that are printed when a run starts."""
+        if self.learners == 1:
+            return []
+        lines = [
+            f"mixing    {self.shape}, spectral gap {self.gap:.3g}: when each learner has had its "
+            f"exchange, the squared distance is {self.kept:.2g} of what it was"
+        ]
+        if self.learners <= _MOST_EXACT:
+            lines.append(
+                f"distance  {self.distance:.2f} times what a learner moves between two exchanges "
+                "(predicted, from the consensus)"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class PairMixing(Mixing):
     """Exchanges along edges, each as likely as every other.
 
     One exchange multiplies the models X (a row a learner) by W = ``pair(n, i, j)``, a symmetric
@@ -44,7 +91,6 @@ class Mixing:
     lambda_2 = 1 - (1 - cos(2 pi / n)) / n, and the distance grows with n.
     """
 
-    learners: int
     edges: Sequence[tuple[int, int]]
 
     @cached_property
@@ -92,29 +138,72 @@ class Mixing:
         solution -= solution.mean()
         return math.sqrt(max(solution[0], 0.0))
 
-    def explain(self) -> list[str]:
-        """The lines that are printed when a run starts."""
-        if self.learners == 1:
-            return []
-        kept = (1 - self.gap) ** self.learners
-        lines = [
-            f"mixing    pairs, {len(self.edges)} edges, spectral gap {self.gap:.3g}: when all have "
-            f"begun one exchange, the squared distance is {kept:.2g} of what it was"
-        ]
-        if self.learners <= _MOST_EXACT:
-            lines.append(
-                f"distance  {self.distance:.2f} times what a learner moves between two exchanges "
-                "(predicted, from the consensus)"
-            )
-        return lines
+    @property
+    def kept(self) -> float:
+        """As many exchanges as there are learners: each has begun one."""
+        return float((1 - self.gap) ** self.learners)
+
+    @property
+    def shape(self) -> str:
+        """How many pairs there are."""
+        return f"pairs, {len(self.edges)} edges"
 
 
-def ring(learners: int) -> Mixing:
+@dataclass(frozen=True)
+class NeighbourMixing(Mixing):
+    """Every learner with both neighbours of a ring at once, weights 1/3, 1/3, 1/3.
+
+    An exchange of all multiplies the models X by T, T[i, i] = T[i, i - 1] = T[i, i + 1] = 1/3, a
+    circulant with the eigenvalues
+
+        lambda_k = (1 + 2 cos(2 pi k / n)) / 3,    k = 0 ... n - 1;
+
+    two learners have T = 1/2 everywhere, three 1/3. With e = X - mean, |e'|^2 <= lambda_2^2 |e|^2.
+    If each learner moves by delta between two exchanges, C = T C T + delta^2 (I - 1 1^T / n), and
+    the distance is delta sqrt(sum over k > 0 of 1 / (1 - lambda_k^2) / n).
+    """
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        """T."""
+        n = self.learners
+        if n < 3:
+            return np.full((n, n), 1 / n)
+        near = np.eye(n)
+        return (near + np.roll(near, 1, axis=0) + np.roll(near, -1, axis=0)) / 3
+
+    @cached_property
+    def _others(self) -> Matrix:
+        """All eigenvalues but that of the mean."""
+        return np.sort(np.linalg.eigvalsh(self.matrix))[:-1]
+
+    @property
+    def gap(self) -> float:
+        """1 - lambda_2, with the second largest absolute value."""
+        return 1.0 if self.learners == 1 else float(1 - np.abs(self._others).max())
+
+    @property
+    def kept(self) -> float:
+        """lambda_2 squared."""
+        return (1 - self.gap) ** 2
+
+    @property
+    def distance(self) -> float:
+        """The closed form above."""
+        return math.sqrt(float((1 / (1 - self._others**2)).sum()) / self.learners)
+
+    @property
+    def shape(self) -> str:
+        """With whom."""
+        return "both neighbours of a ring"
+
+
+def ring(learners: int) -> PairMixing:
     """Neighbours on a ring; two learners have one edge."""
     edges = {(min(i, j), max(i, j)) for i in range(learners) for j in [(i + 1) % learners]}
-    return Mixing(learners, sorted(edge for edge in edges if edge[0] != edge[1]))
+    return PairMixing(learners, sorted(edge for edge in edges if edge[0] != edge[1]))
 
 
-def complete(learners: int) -> Mixing:
+def complete(learners: int) -> PairMixing:
     """All pairs: what a ring drawn anew for each exchange comes to."""
-    return Mixing(learners, [(i, j) for i in range(learners) for j in range(i)])
+    return PairMixing(learners, [(i, j) for i in range(learners) for j in range(i)])

@@ -14,7 +14,7 @@ from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import CHOICES, IN_CODE, Strategy
 from unisono.strategies.delay_by_one import DelayByOne
-from unisono.strategies.gossip import GossipFixed, GossipRandom
+from unisono.strategies.gossip import ADPSGD, GossipFixed, GossipRandom
 from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
 
@@ -25,6 +25,7 @@ _OURS: dict[str, type[Strategy]] = {
     "averaging": Averaging,
     "gossip-fixed": GossipFixed,
     "gossip-random": GossipRandom,
+    "adpsgd": ADPSGD,
     "delay-by-one": DelayByOne,
     "server": Server,
     "averaged-server": AveragedServer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.strategies import (
+    ADPSGD,
     AllReduce,
     AveragedServer,
     Averaging,
@@ -45,5 +46,6 @@ CONTENDERS = [
     Contender("averaged-server", AveragedServer()),
     Contender("gossip-fixed", GossipFixed()),
     Contender("gossip-random", GossipRandom()),
+    Contender("adpsgd", ADPSGD()),
     Contender("delay-by-one", DelayByOne()),
 ]

@@ -27,9 +27,17 @@ from unisono.launch.room import check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory, write_atomically
-from unisono.runs.summary import LinkTraffic, Minibatches, Slowest, Staleness, Summary
+from unisono.runs.summary import (
+    Exchanges,
+    LinkTraffic,
+    Minibatches,
+    Slowest,
+    Staleness,
+    Summary,
+)
 from unisono.strategies.base import describe
 from unisono.strategies.every import AUTO, format_schedule
+from unisono.strategies.gossip import Gossip
 from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
@@ -272,6 +280,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         validation_accuracy=last.get("accuracy"),
         minibatches=Minibatches(**outcome["minibatches"]),
         rounds=outcome["rounds"] or len(rounds),
+        exchanges=_exchanges(config, [e for e in events if e["event"] == "exchanges"]),
         bytes_sent=sum(e["bytes_sent"] for e in left),
         links=links,
         slowest_link=min(measured, key=lambda link: link.rate, default=None),
@@ -305,6 +314,23 @@ def _slowest(events: list[dict[str, Any]], left: list[dict[str, Any]]) -> Slowes
             rate = e["examples"] / computing
             speeds.append(Slowest(learner=e["learner"], examples_per_s=rate))
     return min(speeds, key=lambda s: s.examples_per_s) if len(speeds) > 1 else None
+
+
+def _exchanges(config: Config, told: list[dict[str, Any]]) -> Exchanges | None:
+    """How many of those that were due, and what that makes of the mixing that was computed."""
+    due, completed = (sum(e[key] for e in told) for key in ("due", "completed"))
+    if not due:
+        return None
+    strategy = make(config.strategy_name, config.strategy_options)
+    if not isinstance(strategy, Gossip):
+        return Exchanges(due=due, completed=completed)
+    mixing = strategy.mixing(config.first_learners)
+    return Exchanges(
+        due=due,
+        completed=completed,
+        computed=mixing.kept,
+        realised=mixing.realised(completed / due),
+    )
 
 
 def _staleness(rounds: list[dict[str, Any]]) -> Staleness:

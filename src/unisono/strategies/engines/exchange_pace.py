@@ -1,0 +1,45 @@
+"""When a learner begins an exchange: every so many examples, or as often as its cost allows."""
+
+from __future__ import annotations
+
+from unisono.coordinator.pace import OVERHEAD
+from unisono.fabric import Fabric
+from unisono.strategies.every import MOST
+
+
+class ExchangePace:
+    """Examples between two exchanges that a learner begins: a number, or chosen by their cost.
+
+    With c the seconds of its last exchange and r the examples that it trains in a second, an
+    exchange every c r / OVERHEAD examples takes at most that share of the computing, and it is
+    never more often than every ``least`` minibatches.
+    """
+
+    def __init__(self, every: int | str, least: int, fabric: Fabric) -> None:
+        self._fixed = every if isinstance(every, int) else None
+        self._minibatches = least
+        self._fabric = fabric
+        self._lock = fabric.lock()
+        self._since = fabric.now()
+        self._examples = self._least = self._every = 0
+
+    @property
+    def every(self) -> int:
+        """Examples between two exchanges that this learner begins."""
+        with self._lock:
+            return self._fixed or max(self._every, self._least)
+
+    def trained(self, examples: int) -> None:
+        """The learner has trained so many more."""
+        with self._lock:
+            self._examples += examples
+            self._least = max(self._least, self._minibatches * examples)
+
+    def exchanged(self, seconds: float) -> None:
+        """An exchange took so long."""
+        now = self._fabric.now()
+        with self._lock:
+            span, self._since = now - self._since, now
+            wanted = seconds * self._examples / (OVERHEAD * span) if span > 0 else 0.0
+            self._examples = 0
+            self._every = round(min(wanted, 2 * max(self._every, self._least), MOST))
