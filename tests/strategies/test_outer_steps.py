@@ -10,8 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from unisono.errors import UserError
 from unisono.fabric import TensorVector
-from unisono.strategies import BlockMomentum, Nesterov, Plain, SlowMo
+from unisono.strategies import Averaging, BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.outer_steps import Outer, OuterState
 
 Numbers = NDArray[np.float64]
@@ -209,3 +210,28 @@ def test_an_outer_step_goes_on_from_its_vectors(outer: Outer) -> None:
         for s, o in ((start, state), (other_start, other)):
             o.advance(s, vector(mean(numbers(s))), RATE, MEMBERS)
     assert np.array_equal(numbers(start), numbers(other_start))
+
+
+@pytest.mark.parametrize("members", [1, 2, 8])
+@pytest.mark.parametrize(
+    "outer",
+    [Plain(), BlockMomentum(), BlockMomentum(nesterov=True), SlowMo(), Nesterov()],
+)
+def test_on_a_steady_gradient_n_learners_move_as_far_as_n_rounds_of_one(
+    outer: Outer, members: int
+) -> None:
+    step = np.array([0.5, -1.0, 0.25])  # of one learner in a round, at the rate of one
+    factor = Averaging(outer=outer).rate_factor(members)
+    start = vector(START)
+    state = outer.begin(start)
+    for _ in range(400):
+        before = numbers(start)
+        state.advance(start, vector(before + factor * step), RATE * factor, members)
+    np.testing.assert_allclose(numbers(start) - before, members * step, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"momentum": 1.0}, {"momentum": -0.1}, {"rate": 0.0}])
+@pytest.mark.parametrize("outer", [BlockMomentum, SlowMo, Nesterov])
+def test_settings_without_a_gain_are_refused(outer: type, wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="outer step"):
+        outer(**wrong)

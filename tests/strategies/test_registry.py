@@ -104,4 +104,5 @@ def test_each_says_what_it_does(strategy: Solo | AllReduce | Averaging) -> None:
 def test_the_rate_rule_and_its_number_agree() -> None:
     assert AllReduce().rate_factor(4) == Averaging().rate_factor(4) == 4.0
     assert Averaging(outer=BlockMomentum()).rate_factor(4) == 1.0
-    assert "multiply" not in Averaging(outer=BlockMomentum()).rate_rule
+    assert "gain" in Averaging(outer=BlockMomentum()).rate_rule
+    assert "gain" not in Averaging().rate_rule

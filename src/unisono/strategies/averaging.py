@@ -107,13 +107,16 @@ class Averaging(Strategy):
     @property
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
-        if self.outer.scales_rate:
-            return "multiply by the number of learners"
-        return "as for one learner: the gain is in the outer step"
+        if isinstance(self.outer, Plain):
+            return super().rate_rule
+        return "multiply by the number of learners over the gain of the outer step"
 
     def rate_factor(self, learners: int) -> float:
-        """A step counts for 1/learners in the mean, so plain averaging multiplies by them."""
-        return float(learners) if self.outer.scales_rate else 1.0
+        """A step counts for 1/learners in the mean, and for ``gain`` times that after outer steps.
+
+        So on a steady gradient a round of n learners moves as far as n rounds of one.
+        """
+        return learners / self.outer.gain(learners)
 
     def round_plan(self, batch_size: int) -> RoundPlan:
         """Rounds of ``every`` examples."""

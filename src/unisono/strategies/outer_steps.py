@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from unisono.errors import UserError
 from unisono.fabric import Vector
 
 
@@ -30,12 +31,20 @@ class OuterState(Protocol):
 class Outer(Protocol):
     """The settings of an outer step."""
 
-    scales_rate: bool
-    """Whether the learning rate is multiplied by the number of learners."""
+    def gain(self, members: int) -> float:
+        """How far ``start`` moves a round, over ``mean - start``, once that is steady."""
+        ...
 
     def begin(self, start: Vector) -> OuterState:
         """An outer step with a fresh memory."""
         ...
+
+
+def _check(momentum: float | None, rate: float) -> None:
+    if momentum is not None and not 0 <= momentum < 1:
+        raise UserError(f"momentum of the outer step is {momentum}: it must be at least 0, below 1")
+    if not rate > 0:
+        raise UserError(f"rate of the outer step is {rate}: it must be above 0")
 
 
 @dataclass
@@ -51,7 +60,9 @@ class _State:
 class Plain:
     """``start = mean``: Kaldi's parameter averaging, local SGD."""
 
-    scales_rate = True
+    def gain(self, members: int) -> float:
+        """The mean is the next start."""
+        return 1.0
 
     def begin(self, start: Vector) -> OuterState:
         """No memory."""
@@ -68,15 +79,25 @@ class BlockMomentum:
     """Blockwise model-update filtering (Chen and Huo 2016), in the mean's form.
 
     With G = mean - start, D = momentum D + rate G and W = W + D, the next round starts from W, or
-    with ``nesterov`` from W + momentum D; W is handed out. The gain on a steady G is
-    rate / (1 - momentum), so the default momentum 1 - 1/members adds up what all learners did, and
-    the learning rate is not multiplied. Momentum 0 and rate 1 are plain averaging.
+    with ``nesterov`` from W + momentum D; W is handed out. On a steady G it moves by
+    rate / (1 - momentum) G a round: the default momentum, 1 - 1/members, adds up what all learners
+    did. Momentum 0 and rate 1 are plain averaging.
     """
 
     momentum: float | None = None
     rate: float = 1.0
     nesterov: bool = False
-    scales_rate = False
+
+    def __post_init__(self) -> None:
+        _check(self.momentum, self.rate)
+
+    def gain(self, members: int) -> float:
+        """Of the geometric series of momentum."""
+        return self.rate / (1 - self.momentum_of(members))
+
+    def momentum_of(self, members: int) -> float:
+        """The momentum, with the default filled in."""
+        return 1 - 1 / members if self.momentum is None else self.momentum
 
     def begin(self, start: Vector) -> OuterState:
         """D = 0, W = start."""
@@ -93,7 +114,7 @@ class _BlockMomentumState(_State):
 
     def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
         settings = self._settings
-        momentum = 1 - 1 / members if settings.momentum is None else settings.momentum
+        momentum = settings.momentum_of(members)
         model, delta = self.vectors["model"], self.vectors["delta"]
         self._scratch.difference(mean, start)
         delta.scale(momentum)
@@ -118,7 +139,13 @@ class SlowMo:
 
     momentum: float = 0.5
     rate: float = 1.0
-    scales_rate = True
+
+    def __post_init__(self) -> None:
+        _check(self.momentum, self.rate)
+
+    def gain(self, members: int) -> float:
+        """Of the geometric series of momentum."""
+        return self.rate / (1 - self.momentum)
 
     def begin(self, start: Vector) -> OuterState:
         """U = 0."""
@@ -154,7 +181,13 @@ class Nesterov:
 
     momentum: float = 0.9
     rate: float = 0.7
-    scales_rate = False
+
+    def __post_init__(self) -> None:
+        _check(self.momentum, self.rate)
+
+    def gain(self, members: int) -> float:
+        """Of the geometric series of momentum."""
+        return self.rate / (1 - self.momentum)
 
     def begin(self, start: Vector) -> OuterState:
         """M = 0."""
