@@ -44,7 +44,7 @@ class FarCoordinator(SimulatedNetwork):
     far: float = 1.0
     sizes: list[int] = field(default_factory=list)
 
-    def delay(self, sender: Address, receiver: Address, nbytes: int) -> float:
+    def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
         """Also notes the bytes of all messages."""
         self.sizes.append(nbytes)
         return self.far if COORDINATOR in (sender, receiver) else 0.001

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from support.commands import Command, lines_of, until
+from unisono.config import OptimizerChoice
+from unisono.runs.directory import RunDirectory
+from unisono.simulation.hosts import Link, one_host
+from unisono.training.simulated_run import simulate_run
 
 Start = Callable[..., Command]
 
@@ -30,7 +34,17 @@ def finish(command: Command, out: Path) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
 
-def test_two_runs_of_one_seed_with_and_without_prefetch(
+def simulated(out: Path, run: Path) -> bytes:
+    """The model of the same configuration on a simulated cluster, where learner 1 is slow."""
+    free = Link(bandwidth_mbit=1000.0, latency_ms=1.0)
+    hosts = one_host(2).model_copy(
+        update={"minibatch_ms": {OptimizerChoice.NG_SGD: 5.0}, "shared_memory": free}
+    )
+    simulate_run(out, RunDirectory(run).read_config(), hosts, {1: 3.0}, {})
+    return (out / "model.safetensors").read_bytes()
+
+
+def test_two_runs_of_one_seed_simulated_and_with_and_without_prefetch(
     start: Start, prep: Path, tmp_path: Path
 ) -> None:
     models = []
@@ -39,6 +53,7 @@ def test_two_runs_of_one_seed_with_and_without_prefetch(
         command = train(start, prep, out, "--set", f"prefetch={prefetch}")
         models.append(finish(command, out))
     assert models[0] == models[1]
+    assert simulated(tmp_path / "simulated", tmp_path / "a") == models[0]
     other = tmp_path / "c"
     assert finish(train(start, prep, other, "--seed", 1), other) != models[0]
 

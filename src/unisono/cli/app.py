@@ -20,6 +20,7 @@ from unisono.cli.launch import launch
 from unisono.cli.main import INTERRUPTED
 from unisono.cli.prepare import prepare
 from unisono.cli.report import report
+from unisono.cli.simulate import simulate
 from unisono.cli.synthesize import synthesize
 from unisono.cli.train import train
 from unisono.errors import UserError
@@ -110,7 +111,10 @@ def common(
     raise UserError(f"{rank.launcher} has started {rank.count} processes of this command: {what}")
 
 
-for command in (demo, synthesize, prepare, decode, compare, export, bench, doctor, report):
+COMMANDS = (
+    demo, synthesize, prepare, decode, compare, simulate, export, bench, doctor, report,
+)  # fmt: skip
+for command in COMMANDS:
     app.command(cls=Command)(command)
 app.command(cls=TrainCommand)(train)
 app.command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.simulation.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
-from unisono.simulation.loops import LoopsRun, run_loops
+from unisono.simulation.loops import LoopsRun, run_loops, virtual_now
 
 __all__ = [
     "Cut",
@@ -14,4 +14,5 @@ __all__ = [
     "LoopsRun",
     "Pause",
     "run_loops",
+    "virtual_now",
 ]

@@ -9,13 +9,13 @@ from typing import Any
 
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.journal import MemoryJournal
-from unisono.coordinator.service import Service, serve
+from unisono.coordinator.service import Service, Sink, serve
 from unisono.coordinator.state import State
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
-from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
+from unisono.fabric.simulated.kernel import Kernel, Network, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import Scheduler
-from unisono.learner.placement import at_placement, commit_checkpoint
+from unisono.learner.placement import at_placement, commit_checkpoint, find_placement
 from unisono.simulation.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
 
 
@@ -31,6 +31,8 @@ class LoopsRun:
     """What the learners told for the metrics."""
     errors: dict[int, Exception]
     """What each loop that failed raised, in the order of time."""
+    computed_s: dict[int, float]
+    """Virtual seconds that each learner spent computing."""
 
 
 def run_loops(
@@ -39,12 +41,14 @@ def run_loops(
     learners: int,
     cost: float = 1.0,
     slowness: Mapping[int, float] | None = None,
+    spread: Mapping[int, float] | None = None,
     scheduler: Scheduler | None = None,
-    network: SimulatedNetwork | None = None,
+    network: Network | None = None,
     timeout: float = 10.0,
     faults: Sequence[Fault] = (),
     limit: float = 1e6,
     check: bool = True,
+    sink: Sink | None = None,
 ) -> LoopsRun:
     """Runs the same function once a learner, each as if it were alone in a process of its own.
 
@@ -56,12 +60,14 @@ def run_loops(
         learners: how many.
         cost: seconds that one ``backward`` takes.
         slowness: how many times longer it takes at some learners, by number.
+        spread: how much it varies at some learners: the standard deviation of its logarithm.
         scheduler: who runs next where the clock leaves it open.
         network: what a message costs; by default ten milliseconds.
         timeout: seconds until a silent learner is declared dead.
         faults: what goes wrong, and when.
         limit: seconds after which the run counts as stuck.
         check: raise the first error of a loop; without it they are in the result.
+        sink: takes each event of the metrics at once; without it they are in the result.
 
     Returns:
         What the coordinator knows at the end.
@@ -69,12 +75,32 @@ def run_loops(
     Raises:
         Stuck: nobody can go on, or ``limit`` passed.
     """
-    loops = _Loops(loop, learners, cost, dict(slowness or {}), scheduler, network, timeout, limit)
+    loops = _Loops(
+        loop,
+        learners,
+        cost,
+        slowness or {},
+        spread or {},
+        Kernel(
+            scheduler=scheduler,
+            network=network or SimulatedNetwork(latency=0.01),
+            limit=limit,
+        ),
+        timeout,
+        sink,
+    )
     run = loops.run(faults)
     if check:
         for error in _first_first(run.errors):
             raise error
     return run
+
+
+def virtual_now() -> float:
+    """Seconds on the virtual clock, in a loop of ``run_loops``."""
+    placement = find_placement()
+    assert isinstance(placement, _SimulatedPlacement), "not in a simulation"
+    return placement.loops.kernel.now
 
 
 def _first_first(errors: Mapping[int, Exception]) -> list[Exception]:
@@ -114,22 +140,24 @@ class _Loops:
         loop: Callable[[], None],
         learners: int,
         cost: float,
-        slowness: dict[int, float],
-        scheduler: Scheduler | None,
-        network: SimulatedNetwork | None,
+        slowness: Mapping[int, float],
+        spread: Mapping[int, float],
+        kernel: Kernel,
         timeout: float,
-        limit: float,
+        sink: Sink | None,
     ) -> None:
         self._loop = loop
         self._learners = learners
         self._cost = cost
         self._slowness = slowness
+        self._spread = spread
         self._timeout = timeout
-        network = network or SimulatedNetwork(latency=0.01)
-        self.kernel = Kernel(scheduler=scheduler, network=network, limit=limit)
+        self.kernel = kernel
         self._journal = MemoryJournal()
         self._events: list[dict[str, Any]] = []
+        self._sink: Sink = sink or self._events.append
         self._errors: dict[int, Exception] = {}
+        self._nodes: list[SimulatedNode] = []
 
     def run(self, faults: Sequence[Fault]) -> LoopsRun:
         self._start_coordinator()
@@ -138,10 +166,18 @@ class _Loops:
         for fault in faults:
             self.kernel.at(fault.at, partial(self._inject, fault))
         self.kernel.run()
-        return LoopsRun(self._service.state, self.kernel.now, self._events, self._errors)
+        computed = dict.fromkeys(sorted(n.address.number for n in self._nodes), 0.0)
+        for node in self._nodes:
+            computed[node.address.number] += node.computed_s
+        seconds = self.kernel.now
+        return LoopsRun(self._service.state, seconds, self._events, self._errors, computed)
 
     def node(self, address: Address) -> SimulatedNode:
-        return SimulatedNode(self.kernel, address, self._slowness.get(address.number, 1.0))
+        number = address.number
+        slowness, spread = self._slowness.get(number, 1.0), self._spread.get(number, 0.0)
+        node = SimulatedNode(self.kernel, address, slowness, spread)
+        self._nodes.append(node)
+        return node
 
     def _start(self, number: int) -> None:
         node = self.node(learner(number))
@@ -166,7 +202,7 @@ class _Loops:
             self._journal,
             expected=self._learners,
             timeout=self._timeout,
-            sink=self._events.append,
+            sink=self._sink,
             on_checkpoint=commit_checkpoint,
         )
 

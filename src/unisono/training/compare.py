@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
 from unisono.data import Part, Prep, halve
-from unisono.errors import UserError
 from unisono.report.choice import Cell, Row, best_solo, judge
 from unisono.report.comparison import Comparison
 from unisono.report.comparison_page import render
@@ -24,10 +21,10 @@ from unisono.runs.directory import write_atomically
 from unisono.training.bench import measure_ceiling
 from unisono.training.compare_jobs import decode_run, run_jobs
 from unisono.training.compare_variants import BASELINE, ComparisonRun, Plan, Variant
+from unisono.training.plan_file import planned, settings_of
 from unisono.training.rates import rate_factor
 from unisono.training.train import check
 
-PLAN = "plan.json"
 CEILING = "ceiling.json"
 
 
@@ -63,7 +60,7 @@ class Compare:
             check(job.config)
         choosing, reporting = self._speakers()
         learners = self.plan.base.learner_range[1]
-        with self._directory():
+        with planned(self.out, self._settings(), "compare", "comparison"):
             ceiling = self._ceiling(learners)
             rows, best = self._rows(self._results(jobs))
             if self.test is not None:
@@ -89,56 +86,15 @@ class Compare:
         heldout = [table.speakers[table.speaker[u]] for u in prep.utterances_of(Part.HELDOUT)]
         return halve(heldout)
 
-    @contextmanager
-    def _directory(self) -> Iterator[None]:
-        """The comparison's directory, begun or gone on with, by nobody else at the same time."""
-        plan = self.out / PLAN
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            if not plan.exists() and any(self.out.iterdir()):
-                raise UserError(f"{self.out} is there, and is no comparison: name another --out")
-            descriptor = os.open(self.out, os.O_RDONLY)
-        except OSError as error:
-            raise UserError(f"cannot write {self.out}: {error.strerror}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if plan.exists():
-                self._check_same(plan)
-            else:
-                write_atomically(plan, json.dumps(self._settings(), indent=1).encode())
-            yield
-        except BlockingIOError:
-            raise UserError(f"another `unisono compare` is at work in {self.out}") from None
-        finally:
-            os.close(descriptor)
-
     def _settings(self) -> dict[str, Any]:
         """All that the runs depend on, by name."""
         plan = self.plan
-        settings: dict[str, Any] = {
+        return {
             "strategies": [variant.name for variant in plan.variants],
             "rates": list(plan.rates),
             "seeds": list(plan.seeds),
+            **settings_of(plan.base),
         }
-        config = plan.base.model_dump(mode="json")
-        config["prep"] = Prep.open(Path(plan.base.prep)).fingerprint
-        for key, value in config.items():
-            inner = value.items() if isinstance(value, dict) else ()
-            settings |= {f"{key}.{name}": each for name, each in inner} or {key: value}
-        return settings
-
-    def _check_same(self, plan: Path) -> None:
-        try:
-            before = json.loads(plan.read_text())
-        except (OSError, ValueError):
-            raise UserError(f"{plan} cannot be read: name another --out") from None
-        now = self._settings()
-        for key in [*before, *now]:
-            if before.get(key) != now.get(key):
-                raise UserError(
-                    f"{self.out} was begun with {key} {before.get(key)}, and this is "
-                    f"{now.get(key)}: say the same again, or name another --out"
-                )
 
     def _results(self, jobs: list[ComparisonRun]) -> dict[Path, Result]:
         """What came of each run: read, if it is done; else run."""

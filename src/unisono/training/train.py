@@ -67,7 +67,7 @@ def train(
         began = now() if began is None else began
         train_here = _train_alone if config.learner_range[1] == 1 else _train_together
         with made(out, config, resume=resume) as run:
-            _note_start(run, config, now() - began)
+            note_start(run, config, now() - began)
             outcome = train_here(run, config, resume, began)
     return conclude(run, config, outcome)
 
@@ -161,7 +161,7 @@ def check(config: Config) -> None:
         require_files(learners)
 
 
-def _note_start(run: RunDirectory, config: Config, time: float) -> None:
+def note_start(run: RunDirectory, config: Config, time: float) -> None:
     """The first event of a run, and of each resumption, whose clock begins at 0 again."""
     strategy = make(config.strategy_name, config.strategy_options)
     lines = describe(strategy, config.first_learners)
@@ -220,7 +220,7 @@ def _train_on_cluster(
             config = config.model_copy(update={"threads": cores_for(nodes, least, gpus)})
         fingerprint = Prep.open(Path(config.prep)).fingerprint
         with made(out.resolve(), config, resume=resume) as run:
-            _note_start(run, config, 0.0)
+            note_start(run, config, 0.0)
             outcome = ClusterRun(
                 ray=ray,
                 work=Training(str(run.path), resume, config.prep, fingerprint),

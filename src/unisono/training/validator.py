@@ -12,6 +12,7 @@ time, divided by the number of learners; else this one is left out. With an expl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ class Validation:
     Attributes:
         progress: of the run when the parameters were copied, 0 to 1.
         taken: when that was.
+        clock: by which that was.
         stalled_s: how long this learner's training stood still for it.
         fields: of its event, what is scored.
         seconds: how long the scoring took.
@@ -45,6 +47,7 @@ class Validation:
 
     progress: float
     taken: float
+    clock: Callable[[], float] = now
     stalled_s: float = 0.0
     fields: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
@@ -53,7 +56,7 @@ class Validation:
         """The fields of its event, told now."""
         told = {
             "progress": self.progress,
-            "age_s": now() - self.taken,
+            "age_s": self.clock() - self.taken,
             "seconds": self.seconds,
             "stalled_s": self.stalled_s,
         }
@@ -73,6 +76,8 @@ class Validator:
         heldout: frames or chunks of the held-out speakers.
         train: those of the speakers that are trained on.
         learners: how many learners there are.
+        virtual_clock: seconds, where time is simulated; then each score is made at once, and takes
+            none of them.
     """
 
     def __init__(
@@ -82,8 +87,10 @@ class Validator:
         heldout: FrameSource | ChunkSource,
         train: FrameSource | ChunkSource,
         learners: int,
+        virtual_clock: Callable[[], float] | None = None,
     ) -> None:
         self._copy = copy
+        self._clock = virtual_clock or now
         self._device = next(copy.parameters()).device
         self._heldout = heldout
         self._train = train
@@ -93,8 +100,9 @@ class Validator:
         self._examples = min(asked or len(heldout), len(heldout))
         self._most_waiting = MOST_WAITING / learners
         # Beside a capture of CUDA graphs no other thread may use the device.
-        self._background = Background() if self._device.type == "cpu" else None
-        self._began = self._due = now()
+        beside = self._device.type == "cpu" and virtual_clock is None
+        self._background = Background() if beside else None
+        self._began = self._due = self._clock()
         self._waited = self._stalled = 0.0
         self._pending: Future[Validation] | None = None
 
@@ -113,12 +121,12 @@ class Validator:
 
         Waits for the one under way; if this one may be left out (``skip``), within limits.
         """
-        self._due = now()
+        self._due = self._clock()
         if self._pending is None or self._pending.done():
             return True
         left = self._most_waiting * (self._due - self._began) - self._waited
         wait([self._pending], max(0.0, left) if skip else None)
-        waited = now() - self._due
+        waited = self._clock() - self._due
         self._waited += waited
         if self._pending.done():
             return True
@@ -131,19 +139,19 @@ class Validator:
         With ``train`` as many training frames are scored, too.
         """
         assert self._pending is None, "the last one was not taken"
-        validation = Validation(progress, now())
+        validation = Validation(progress, self._clock(), self._clock)
         self._copy.load_state_dict(model.state_dict())
         if self._background is None:
             self._pending = Future()
             self._pending.set_result(self._score(validation, train))
         else:
             self._pending = self._background.submit(lambda: self._score(validation, train))
-        validation.stalled_s = self._stalled + now() - self._due
+        validation.stalled_s = self._stalled + self._clock() - self._due
         self._stalled = 0.0
 
     def score_now(self, model: nn.Module) -> Validation:
         """Scores a model itself, training frames included: at the end there is nothing else."""
-        validation = Validation(1.0, now())
+        validation = Validation(1.0, self._clock(), self._clock)
         return self._score(validation, True, model)
 
     def close(self) -> None:
@@ -154,7 +162,7 @@ class Validator:
     def _score(
         self, validation: Validation, train: bool, model: nn.Module | None = None
     ) -> Validation:
-        began = now()
+        began = self._clock()
         scored = model or self._copy
         parts = score_groups(scored, self._heldout, self.groups, self._examples, self._device)
         whole = merge(parts)
@@ -165,5 +173,5 @@ class Validator:
         for name, half in zip(HALVES, parts, strict=True) if self._apart else ():
             fields |= {f"{name}_logprob": half.logprob, f"{name}_accuracy": half.accuracy}
         validation.fields = fields
-        validation.seconds = now() - began
+        validation.seconds = self._clock() - began
         return validation

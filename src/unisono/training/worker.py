@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -82,11 +84,24 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
     return plain
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """What the learners of a simulated run have in common: one process, which holds the data once.
+
+    Attributes:
+        clock: virtual seconds.
+        sources: the examples of each part of the data, once somebody has read it.
+    """
+
+    clock: Callable[[], float]
+    sources: dict[Part, FrameSource | ChunkSource] = field(default_factory=dict)
+
+
 class Worker:
     """Trains the model of a run's configuration, as one of its learners.
 
     ``local_number`` is this learner's place among the ``local_count`` on its machine, where others
-    are elsewhere.
+    are elsewhere. With ``simulated`` it prints nothing, and keeps no checkpoints.
     """
 
     def __init__(
@@ -96,8 +111,10 @@ class Worker:
         resume: bool,
         local_number: int = 0,
         local_count: int | None = None,
+        simulated: Simulated | None = None,
     ) -> None:
         self._run = run
+        self._simulated = simulated
         self._resume = resume
         self._config = run.read_config()
         beside = local_count or self._config.learner_range[1]
@@ -117,7 +134,12 @@ class Worker:
             copy = build(self._config.model, seed=self._config.seed, **self._shape)
             self._heldout = self._source(Part.HELDOUT)
             self._validator = Validator(
-                self._config, copy.to(self._device), self._heldout, self._train, beside
+                self._config,
+                copy.to(self._device),
+                self._heldout,
+                self._train,
+                beside,
+                None if simulated is None else simulated.clock,
             )
         torch.manual_seed(self._config.seed)
         self._schedule = schedule_of(self._config)
@@ -146,7 +168,7 @@ class Worker:
             strategy,
             seed=config.seed,
             prefetch=config.prefetch,
-            checkpoints=self._run.checkpoints,
+            checkpoints=None if self._simulated is not None else self._run.checkpoints,
             checkpoint_every=examples_in(config, config.checkpoint.every),
             keep=config.checkpoint.keep,
             resume=self._resume,
@@ -173,8 +195,11 @@ class Worker:
                 self._validator.close()
 
     def _source(self, part: Part) -> FrameSource | ChunkSource:
-        device = self._device if self._fits(part) else None
-        return source_of(self._config, self._prep, part, self._model, device)
+        known = {} if self._simulated is None else self._simulated.sources
+        if part not in known:
+            device = self._device if self._fits(part) else None
+            known[part] = source_of(self._config, self._prep, part, self._model, device)
+        return known[part]
 
     def _fits(self, part: Part) -> bool:
         """Whether a part can stay on the GPU, beside those of the learners that share it."""
@@ -186,7 +211,7 @@ class Worker:
 
     def _announce(self, learner: Learner, optimizer: torch.optim.Optimizer) -> None:
         """What is about to happen, as a table."""
-        if learner.number != 0:
+        if learner.number != 0 or self._simulated is not None:
             return
         config = self._config
         parameters = sum(p.numel() for p in self._model.parameters())
@@ -220,7 +245,7 @@ class Worker:
             return
         seen = int(validation.progress * self._config.epochs * len(self._train))
         learner.event("validation", global_examples=seen, **validation.event())
-        if PARENT_SHOWS not in os.environ:
+        if PARENT_SHOWS not in os.environ and self._simulated is None:
             print(validation.line(), flush=True)
 
     def _end(self, learner: Learner, rules: KaldiRecipe) -> None:

@@ -1,4 +1,4 @@
-"""Work beside the training, in a thread of the lowest priority, and this process' clock."""
+"""Work beside the training, in a thread of the lowest priority, and this process' clocks."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ class Background:
 def now() -> float:
     """Seconds on this machine's monotonic clock, the one of the fabric's ``now``."""
     return time.monotonic()
+
+
+def cpu_time() -> float:
+    """Seconds that this thread has had a core; what else runs on the machine does not count."""
+    return time.thread_time()
 
 
 def process_start() -> float:

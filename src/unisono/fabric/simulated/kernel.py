@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import greenlet
 import torch
@@ -30,6 +30,14 @@ class DeadlockError(Exception):
     """Nobody can run any more, or the time limit passed: a deadlock or a livelock."""
 
 
+class Network(Protocol):
+    """What a message costs."""
+
+    def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
+        """Seconds on the way of a message that is sent now; asked once a message, in order."""
+        ...
+
+
 @dataclass(frozen=True)
 class SimulatedNetwork:
     """What a message costs: ``latency`` seconds, and its bytes at ``bandwidth`` bytes a second."""
@@ -37,8 +45,8 @@ class SimulatedNetwork:
     latency: float = 0.0
     bandwidth: float = float("inf")
 
-    def delay(self, sender: Address, receiver: Address, nbytes: int) -> float:
-        """Seconds on the way."""
+    def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
+        """Seconds on the way; messages do not get in each other's way."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -83,7 +91,7 @@ class Kernel:
         self,
         *,
         scheduler: Scheduler | None = None,
-        network: SimulatedNetwork | None = None,
+        network: Network | None = None,
         numerics: bool = True,
         limit: float = 1e6,
         detection: float | None = 0.001,
@@ -92,7 +100,7 @@ class Kernel:
         self.scheduler: Scheduler = scheduler or TimedScheduler()
         self.numerics = numerics
         self.nodes: dict[Address, SimulatedNode] = {}
-        self._network = network or SimulatedNetwork()
+        self._network: Network = network or SimulatedNetwork()
         self._limit = limit
         self._detection = detection
         self._exhaustive = (
@@ -217,7 +225,8 @@ class Kernel:
             queue.append((0.0, message))
             return
         size = nbytes + (0 if message.vector is None else message.vector.nbytes)
-        arrival = self.now + self._network.delay(sender, receiver, size) + self.scheduler.jitter()
+        delay = self._network.delay(sender, receiver, size, self.now)
+        arrival = self.now + delay + self.scheduler.jitter()
         arrival = max(arrival, self._arrivals.get(channel, 0.0))
         self._arrivals[channel] = arrival
         queue.append((arrival, message))

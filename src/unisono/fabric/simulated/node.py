@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -91,12 +92,23 @@ class _Lock:
 
 
 class SimulatedNode:
-    """A ``Fabric`` on a ``Kernel``. ``slowness`` multiplies the cost of its computing."""
+    """A ``Fabric`` on a ``Kernel``.
 
-    def __init__(self, kernel: Kernel, address: Address, slowness: float = 1.0) -> None:
+    ``slowness`` multiplies the cost of its computing. With a ``spread`` s each cost is also
+    multiplied by exp(s z - s^2 / 2), z standard normal: a factor whose mean is 1. The draws depend
+    on the address alone.
+    """
+
+    def __init__(
+        self, kernel: Kernel, address: Address, slowness: float = 1.0, spread: float = 0.0
+    ) -> None:
         self.kernel = kernel
         self._address = address
         self._slowness = slowness
+        self._spread = spread
+        self._random = random.Random(str(address))
+        self.computed_s = 0.0
+        """Virtual seconds that went into computing."""
         self._view = View()
         self._ports: dict[str, _Port] = {}
         self._gone: set[Address] = set()
@@ -249,7 +261,11 @@ class SimulatedNode:
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work`` now (or skips it), and lets ``cost`` seconds pass."""
         result = work() if self.kernel.numerics else None
-        self.sleep(cost * self._slowness)
+        seconds = cost * self._slowness
+        if self._spread > 0:
+            seconds *= self._random.lognormvariate(-(self._spread**2) / 2, self._spread)
+        self.computed_s += seconds
+        self.sleep(seconds)
         return result  # type: ignore[return-value]
 
     def limit_vectors(self, nbytes: int) -> None:

@@ -1,0 +1,158 @@
+"""hosts.toml: the machines of a simulated cluster, their links, and what computing costs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tomli_w
+from pydantic import Field, ValidationError
+
+from unisono.config import Amount, ConfigTable, OptimizerChoice, Positive
+from unisono.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+MBIT = 1e6 / 8
+"""Bytes a second."""
+
+Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Link(ConfigTable):
+    """What messages cost on one way."""
+
+    bandwidth_mbit: Above = Field(description="megabits a second")
+    latency_ms: Amount = Field(description="milliseconds that each message takes besides")
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.bandwidth_mbit * MBIT
+
+    @property
+    def latency(self) -> float:
+        """Seconds."""
+        return self.latency_ms / 1000
+
+
+class HostTable(ConfigTable):
+    """`[[host]]`: one machine."""
+
+    name: str = Field(min_length=1, description="what the machine is called")
+    learners: Positive = Field(default=1, description="learners on it")
+    speed: Above = Field(default=1.0, description="minibatches a second, relative to others")
+    spread: Amount = Field(
+        default=0.0, description="standard deviation of the logarithm of a minibatch's time"
+    )
+    bandwidth_mbit: Above | None = Field(
+        default=None, description="of its link, each way; unset: that of [network]"
+    )
+    latency_ms: Amount | None = Field(
+        default=None, description="of its link; unset: that of [network]"
+    )
+
+
+class Hosts(ConfigTable):
+    """A cluster: its hosts, the network between them, and the costs that were measured.
+
+    Attributes:
+        minibatch_ms: milliseconds that a minibatch takes at speed 1, by optimizer: forward,
+            backward and the step.
+        shared_memory: what messages cost between learners of one host.
+        network: the links of hosts that do not say otherwise.
+        host: the machines.
+    """
+
+    minibatch_ms: dict[Annotated[OptimizerChoice, Field(strict=False)], Above] = Field(default={})
+    shared_memory: Link | None = None
+    network: Link = Link(bandwidth_mbit=1000.0, latency_ms=0.1)
+    host: list[HostTable] = Field(min_length=1)
+
+    @property
+    def learners(self) -> int:
+        """How many there are on all hosts."""
+        return sum(host.learners for host in self.host)
+
+    def host_of(self, learner: int) -> HostTable:
+        """The host of a learner: they are numbered from the first host on."""
+        for host in self.host:
+            learner -= host.learners
+            if learner < 0:
+                return host
+        return self.host[-1]
+
+    def fastest(self) -> Hosts:
+        """The fastest host alone, with one learner."""
+        best = max(self.host, key=lambda host: host.speed)
+        return self.model_copy(update={"host": [best.model_copy(update={"learners": 1})]})
+
+    def link(self, host: HostTable) -> Link:
+        """A host's link to the others."""
+        mbit, latency = host.bandwidth_mbit, host.latency_ms
+        return Link(
+            bandwidth_mbit=self.network.bandwidth_mbit if mbit is None else mbit,
+            latency_ms=self.network.latency_ms if latency is None else latency,
+        )
+
+    def with_costs_of(self, other: Hosts) -> Hosts:
+        """The same with the costs of another where this one has none."""
+        return self.model_copy(
+            update={
+                "minibatch_ms": {**other.minibatch_ms, **self.minibatch_ms},
+                "shared_memory": self.shared_memory or other.shared_memory,
+            }
+        )
+
+    def dump(self) -> str:
+        """As TOML; ``read_hosts`` reads back an equal one."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        hosts = values.pop("host")
+        return tomli_w.dumps(values) + "".join(f"\n[[host]]\n{tomli_w.dumps(h)}" for h in hosts)
+
+
+def one_host(learners: int) -> Hosts:
+    """All learners on one machine."""
+    return Hosts(host=[HostTable(name="localhost", learners=learners)])
+
+
+def read_hosts(file: Path) -> Hosts:
+    """Reads hosts.toml.
+
+    Raises:
+        UserError: it cannot be read, or a key or value is wrong; the line names the key.
+    """
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{file} is not a TOML file: {' '.join(str(error).split())}") from None
+    try:
+        hosts = Hosts.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{file}: {_explain(error)}") from None
+    names = [host.name for host in hosts.host]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{file}: host.name is {name!r} twice: give each host its own")
+    return hosts
+
+
+def _explain(error: ValidationError) -> str:
+    """The first fault, as ``host[1].speed must be greater than 0, but is -1``."""
+    fault = error.errors()[0]
+    key = ""
+    for part in fault["loc"]:
+        key += f"[{part}]" if isinstance(part, int) else f"{'.' if key else ''}{part}"
+    key = key.removesuffix(".[key]")
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {key}"
+    if fault["type"] == "missing":
+        return f"{key} is missing"
+    text = fault["msg"].replace("Input should be", "must be")
+    return f"{key} {text}, but is {fault['input']!r}"

@@ -1,0 +1,77 @@
+"""The directory of several runs that belong together: begun or gone on with, with one plan."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unisono.config import Config
+from unisono.data import Prep
+from unisono.errors import UserError
+from unisono.runs.directory import write_atomically
+
+PLAN = "plan.json"
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """All keys of a configuration by name; the data by its fingerprint."""
+    values = config.model_dump(mode="json")
+    values["prep"] = Prep.open(Path(config.prep)).fingerprint
+    settings: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = value.items() if isinstance(value, dict) else ()
+        settings |= {f"{key}.{name}": each for name, each in inner} or {key: value}
+    return settings
+
+
+@contextmanager
+def planned(out: Path, settings: Mapping[str, Any], command: str, kind: str) -> Iterator[None]:
+    """Inside, the directory is there with this plan, and nobody else is at work in it.
+
+    Args:
+        out: the directory.
+        settings: all that its runs depend on, by name.
+        command: of ``unisono``, that is at work.
+        kind: what it makes.
+
+    Raises:
+        UserError: it cannot be written, is something else, was begun with another plan, or another
+            process is at work in it.
+    """
+    plan = out / PLAN
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not plan.exists() and any(out.iterdir()):
+            raise UserError(f"{out} is there, and is no {kind}: name another --out")
+        descriptor = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if plan.exists():
+            _check_same(out, plan, settings)
+        else:
+            write_atomically(plan, json.dumps(settings, indent=1).encode())
+        yield
+    except BlockingIOError:
+        raise UserError(f"another `unisono {command}` is at work in {out}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _check_same(out: Path, plan: Path, settings: Mapping[str, Any]) -> None:
+    try:
+        before = json.loads(plan.read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{plan} cannot be read: name another --out") from None
+    for key in [*before, *settings]:
+        if before.get(key) != settings.get(key):
+            raise UserError(
+                f"{out} was begun with {key} {before.get(key)}, and this is "
+                f"{settings.get(key)}: say the same again, or name another --out"
+            )

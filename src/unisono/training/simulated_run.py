@@ -1,0 +1,73 @@
+"""One run of ``unisono simulate``: the code of ``unisono train`` on a virtual clock."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.config import Config
+from unisono.data import ChunkSource, FrameSource, Part
+from unisono.errors import Diverged
+from unisono.launch.coordinator_main import Events, outcome_of
+from unisono.simulation import run_loops, virtual_now
+from unisono.simulation.hosts import Hosts
+from unisono.simulation.network import HostNetwork
+from unisono.training.display import Display
+from unisono.training.train import conclude, made, note_start
+from unisono.training.worker import Simulated, Worker
+
+SIMULATED = "simulated"
+"""The last event of a simulated run."""
+
+
+def simulate_run(
+    path: Path,
+    config: Config,
+    hosts: Hosts,
+    slow: Mapping[int, float],
+    sources: dict[Part, FrameSource | ChunkSource],
+) -> None:
+    """Trains from the beginning, whatever is there; how it went is in the run's directory.
+
+    Args:
+        path: of the run.
+        config: of the run; its learners fit the hosts.
+        hosts: with all costs.
+        slow: how many times longer a minibatch takes at some learners, besides their host's speed.
+        sources: of the data, once they are read; for the next run.
+
+    Raises:
+        UserError: bad input, or a run that failed.
+    """
+    if path.exists():
+        shutil.rmtree(path)
+    simulated = Simulated(virtual_now, sources)
+    numbers = range(config.first_learners)
+    with made(path, config, resume=False) as run:
+        note_start(run, config, 0.0)
+        with contextlib.closing(Events(run.metrics)) as events, Display() as display:
+
+            def sink(event: dict[str, Any]) -> None:
+                events(event)
+                display(event)
+
+            try:
+                loops = run_loops(
+                    lambda: Worker(run, resume=False, simulated=simulated).run(),
+                    learners=len(numbers),
+                    cost=hosts.minibatch_ms[config.chosen_optimizer] / 1000,
+                    slowness={n: slow.get(n, 1.0) / hosts.host_of(n).speed for n in numbers},
+                    spread={n: hosts.host_of(n).spread for n in numbers},
+                    network=HostNetwork(hosts),
+                    timeout=config.timeout_s,
+                    limit=float("inf"),
+                    sink=sink,
+                )
+            except Diverged:
+                return
+            told = {"learner": None, "computed_s": list(loops.computed_s.values())}
+            sink({"event": SIMULATED, "time": loops.seconds, **told})
+    conclude(run, config, outcome_of(loops.state))

@@ -1,0 +1,98 @@
+"""hosts.toml: read, written, and refused in one line that names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unisono.config import OptimizerChoice
+from unisono.errors import UserError
+from unisono.simulation.hosts import one_host, read_hosts
+
+WHOLE = """
+[minibatch_ms]
+sgd = 8
+ng-sgd = 10.5
+
+[shared_memory]
+bandwidth_mbit = 20000
+latency_ms = 0.05
+
+[network]
+bandwidth_mbit = 100
+latency_ms = 0.5
+
+[[host]]
+name = "new"
+learners = 4
+speed = 2
+
+[[host]]
+name = "old"
+spread = 0.2
+bandwidth_mbit = 50
+"""
+
+
+def read(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "hosts.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_hosts(file)
+    message = str(caught.value)
+    assert "\n" not in message and str(file) in message
+    return message
+
+
+def test_hosts_are_read_and_written(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_text(WHOLE)
+    hosts = read_hosts(file)
+    assert hosts.learners == 5
+    assert hosts.minibatch_ms == {OptimizerChoice.SGD: 8, OptimizerChoice.NG_SGD: 10.5}
+    assert [hosts.host_of(n).name for n in range(5)] == ["new"] * 4 + ["old"]
+    assert hosts.link(hosts.host[1]).bandwidth_mbit == 50
+    assert hosts.link(hosts.host[1]).latency == 0.0005
+    assert hosts.fastest().learners == 1 and hosts.fastest().host[0].name == "new"
+    file.write_text(hosts.dump())
+    assert read_hosts(file) == hosts
+    assert file.read_text().count("[[host]]") == 2
+
+
+def test_costs_are_filled_in_where_there_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_text(WHOLE)
+    measured = read_hosts(file)
+    filled = one_host(3).with_costs_of(measured)
+    assert filled.minibatch_ms == measured.minibatch_ms
+    assert filled.shared_memory == measured.shared_memory
+    assert filled.host == one_host(3).host
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("speed = 2", "speed = 0", ["host[0].speed", "greater than 0", "0"]),
+        ("speed = 2", "sped = 2", ["unknown key host[0].sped"]),
+        ("learners = 4", "learners = 'four'", ["host[0].learners", "integer", "four"]),
+        ('name = "old"', "", ["host[1].name is missing"]),
+        ('name = "old"', 'name = "new"', ["host.name is 'new' twice"]),
+        ("sgd = 8", "sdg = 8", ["minibatch_ms.sdg"]),
+        ("bandwidth_mbit = 100", "bandwidth_mbit = -1", ["network.bandwidth_mbit"]),
+        ("latency_ms = 0.5", "", ["network.latency_ms is missing"]),
+        ("[network]", "[network", ["is not a TOML file"]),
+    ],
+)
+def test_a_bad_file_names_the_key(
+    tmp_path: Path, before: str, after: str, words: list[str]
+) -> None:
+    message = read(tmp_path, WHOLE.replace(before, after, 1))
+    for word in words:
+        assert word in message
+
+
+def test_no_file_and_no_host(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        read_hosts(tmp_path / "nowhere.toml")
+    assert "host" in read(tmp_path, "[minibatch_ms]\nsgd = 8\n")

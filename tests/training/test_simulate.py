@@ -1,0 +1,165 @@
+"""``unisono simulate``: the runs of ``unisono train`` on a virtual clock."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from unisono.cli.app import app
+from unisono.data import synthesise
+from unisono.errors import UserError
+from unisono.runs.directory import RunDirectory
+from unisono.training.simulate import read_slow
+
+QUICK = ["minibatch=64", "network.hidden=[16]", "network.context=1", "network.dropout=0.1"]
+HOSTS = """
+[minibatch_ms]
+sgd = 10
+ng-sgd = 10
+
+[shared_memory]
+bandwidth_mbit = 10000
+latency_ms = 0.1
+
+[[host]]
+name = "one"
+learners = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PREP with 4 held-out speakers and some 3,000 frames to train on."""
+    path = tmp_path_factory.mktemp("data") / "prep"
+    synthesise(
+        path,
+        speakers=24,
+        utterances_per_speaker=2,
+        frames_per_utterance=75,
+        states=8,
+        dimension=6,
+        seed=3,
+        noise=1.0,
+    )
+    return path
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    file = tmp_path / "hosts.toml"
+    file.write_text(HOSTS)
+    return file
+
+
+def simulate(*words: object) -> str:
+    sets = [word for text in QUICK for word in ("--set", text)]
+    result = CliRunner().invoke(app, ["simulate", *map(str, words), *sets])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file by its checksum."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
+
+
+def test_the_same_seed_gives_the_same_bytes(small: Path, hosts: Path, tmp_path: Path) -> None:
+    outputs, files = [], []
+    strategies = "averaging,gossip-random,server"
+    for folder in ("short", "a_longer_name"):  # messages must not name it
+        out = tmp_path / folder / "out"
+        output = simulate(
+            small, "--strategies", strategies, "--hosts", hosts, "--epochs", 1, "--out", out
+        )
+        outputs.append(output[output.index("strategy ") : output.index("report:")])
+        files.append(contents(out))
+    assert outputs[0] == outputs[1]
+    assert files[0] == files[1]
+    assert "server-0/report.html" in files[0] and "table.txt" in files[0]
+
+
+def test_what_is_done_stays_done(small: Path, hosts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    common = [small, "--hosts", hosts, "--epochs", 1, "--out", out]
+    first = simulate(*common, "--strategies", "averaging")
+    assert "done before" not in first
+    before = contents(out)
+    more = simulate(*common, "--strategies", "averaging,allreduce", "--seeds", 2)
+    assert more.count("done before") == 2
+    after = contents(out)
+    runs = [name for name in before if name.startswith(("solo-0/", "averaging-0/"))]
+    assert runs and all(after[name] == before[name] for name in runs)
+    assert {"allreduce-1/summary.json", "solo-1/summary.json"} <= after.keys()
+    with pytest.raises(UserError, match="was begun with epochs 1"):
+        simulate(small, "--hosts", hosts, "--out", out, "--strategies", "averaging")
+    hosts.write_text(HOSTS.replace("ng-sgd = 10", "ng-sgd = 11"))
+    with pytest.raises(UserError, match=r"was begun with minibatch_ms\.ng-sgd 10"):
+        simulate(*common, "--strategies", "averaging")
+
+
+def test_the_clock_is_virtual(small: Path, hosts: Path, tmp_path: Path) -> None:
+    """Learners of 10 ms a minibatch: solo takes all of them, allreduce half; a slow one 5 times."""
+    out = tmp_path / "out"
+    common = [small, "--hosts", hosts, "--epochs", 2, "--strategies", "allreduce,gossip-random"]
+    simulate(*common, "--out", out)
+    simulate(*common, "--out", tmp_path / "slow", "--slow", "0=5")
+    runs = [out / "solo-0", out / "allreduce-0"]
+    runs += [tmp_path / "slow" / name for name in ("solo-0", "allreduce-0", "gossip-random-0")]
+    seconds = []
+    for run in runs:
+        summary = RunDirectory(run).read_summary()
+        assert summary is not None and summary.ended == "finished"
+        checks = [e for e in RunDirectory(run).read_metrics() if e["event"] == "validation"]
+        assert checks and all(check["seconds"] == 0.0 for check in checks)
+        seconds.append(summary.wall_s)
+    minibatches = summary.minibatches.committed
+    assert seconds[0] == pytest.approx(0.01 * minibatches, rel=0.01)
+    assert seconds[1] == pytest.approx(0.01 * minibatches / 2, rel=0.1)
+    assert seconds[2] == seconds[0]  # solo is not slowed down
+    assert seconds[3] == pytest.approx(5 * 0.01 * minibatches / 2, rel=0.05)
+    assert seconds[4] < seconds[3] / 2
+
+
+def test_costs_are_measured_and_kept(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    common = [small, "--learners", 2, "--epochs", 1, "--strategies", "averaging", "--out", out]
+    output = simulate(*common)
+    assert "a minibatch with sgd takes" in output and "with ng-sgd takes" in output
+    kept = (out / "hosts.toml").read_text()
+    assert "[[host]]" in kept and "bandwidth_mbit" in kept
+    assert "measured:" not in simulate(*common)
+    assert (out / "hosts.toml").read_text() == kept
+
+
+def test_runs_that_diverge_are_told(small: Path, hosts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [small, "--hosts", hosts, "--epochs", 1, "--out", out, "--strategies", "averaging"]
+    for _ in range(2):  # the second time nothing is run
+        with pytest.raises(UserError, match="every solo run diverged"):
+            simulate(*words, "--set", "rate.start=1e30", "--set", "rate.max_change=0")
+    causes = [e.get("cause") for e in RunDirectory(out / "solo-0").read_metrics()]
+    assert causes.count("diverged") == 1
+
+
+def test_bad_input_is_one_line(small: Path, hosts: Path, tmp_path: Path) -> None:
+    common = [small, "--strategies", "averaging", "--out", tmp_path / "out"]
+    for words, message in (
+        ([], "how many learners"),
+        (["--learners", 3, "--hosts", hosts], "has 2"),
+        (["--learners", 2, "--slow", "2=5"], "--slow '2=5'"),
+        (["--learners", 2, "--slow", "fast"], "--slow 'fast'"),
+        (["--learners", 2, "--set", "recipe.enabled=true"], "recipe"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            simulate(*common, *words)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    assert read_slow(["0=5", "1=2.5"], 2) == {0: 5.0, 1: 2.5}
