@@ -9,7 +9,7 @@ from typing import Annotated
 import tomli_w
 from pydantic import Field, ValidationError
 
-from unisono.config import Amount, ConfigTable, OptimizerChoice, Positive
+from unisono.config.tables import Amount, ConfigTable, OptimizerChoice, Positive
 from unisono.errors import UserError
 
 if sys.version_info >= (3, 11):
