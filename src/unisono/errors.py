@@ -10,7 +10,7 @@ class Cause(Enum):
     """Why a run failed."""
 
     DIVERGED = "diverged"
-    """Steps or parameters were not finite: it would come again."""
+    """Steps or parameters were not finite, or the model became clearly worse."""
     LEARNER_LOST = "learner-lost"
     """A learner was lost, and the set of learners may not change."""
     MODEL_LOST = "model-lost"
@@ -30,6 +30,14 @@ class UserError(Exception):
 
 
 class Diverged(UserError):  # noqa: N818
-    """A learner's steps or parameters are not finite: it leaves, and nothing of it is shared."""
+    """A learner's steps or parameters are not finite, or the consensus is clearly worse.
+
+    The learner leaves, and nothing of it is shared; ``unisono train`` goes back to a checkpoint.
+    """
 
     cause = Cause.DIVERGED
+    _ADVICE: ClassVar[str] = ": lower the learning rate, or look at the data"
+
+    def __init__(self, what: str) -> None:
+        self.what = what.removesuffix(self._ADVICE)
+        super().__init__(self.what + self._ADVICE)

@@ -16,7 +16,6 @@ from support.loops import (
     BATCH,
     DYNAMIC_AVERAGING,
     SHARING,
-    STATIC_AVERAGING,
     Ran,
     alone,
     dataset,
@@ -29,7 +28,7 @@ from support.loops import (
 )
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.state import State
-from unisono.errors import Cause
+from unisono.errors import Cause, Diverged
 from unisono.fabric import Address
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.finite_guard import IN_A_ROW
@@ -138,18 +137,38 @@ def test_ten_in_a_row_end_it_in_one_line(strategy: str) -> None:
     assert flat(model).isfinite().all()
 
 
-def test_one_learner_that_is_lost_ends_the_run_for_all(together: Together) -> None:
+@pytest.mark.parametrize("strategy", ["static", "dynamic", "gossip", "server"])
+def test_the_others_go_on_without_one_that_diverges_alone(
+    strategy: str, together: Together
+) -> None:
+    ways = {**SHARING, "server": "server"}
+
     def loop() -> None:
         model = network()
-        with unisono.Learner(model, sgd(model), STATIC_AVERAGING) as learner:
+        with unisono.Learner(model, sgd(model), ways[strategy]) as learner:
             for batch in learner.draw(dataset(), epochs=6, batch_size=BATCH):
                 learner.step(loss_of(model, batch) * (NAN if learner.number == 1 else 1.0))
 
-    ran = together(loop, 2, check=False)
-    assert isinstance(ran.errors[1], unisono.UserError)
-    told = ran.errors[0]
-    assert isinstance(told, Abandoned) and "learner 1" in told.failure.text
-    assert told.failure.cause is Cause.DIVERGED
+    ran = together(loop, 3, check=False)
+    assert {number: type(error) for number, error in ran.errors.items()} == {1: Diverged}
+    assert ran.state.pool.over and ran.state.failure is None
+    assert [address.number for address in ran.state.lost] == [1]
+    assert ran.counts.committed + ran.counts.skipped == 6 * 13
+
+
+@pytest.mark.parametrize("strategy", SHARING)
+def test_a_run_of_which_half_diverge_ends_for_all(strategy: str, together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
+            for batch in learner.draw(dataset(), epochs=12, batch_size=BATCH):
+                learner.step(loss_of(model, batch) * (NAN if learner.number < 2 else 1.0))
+
+    ran = together(loop, 4, check=False)
+    assert sorted(ran.errors) == [0, 1, 2, 3]
+    for error in ran.errors.values():
+        told = error.failure.cause if isinstance(error, Abandoned) else None
+        assert isinstance(error, Diverged) or told is Cause.DIVERGED
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic"])

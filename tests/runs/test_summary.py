@@ -34,6 +34,8 @@ PROMISED = [
     "late_learners",
     "rolled_back",
     "staleness",
+    "divergences",
+    "rate_factor",
     "learners_lost",
     "learners_joined",
     "ended",

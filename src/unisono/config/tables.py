@@ -144,6 +144,16 @@ class RateConfig(ConfigTable):
         default=2.0,
         description="sgd: longest step in the parameters, a bound on divergence; 0: any",
     )
+    factor: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="multiplies the learning rate; halved whenever a run diverges and goes back",
+    )
+    retries: Count = Field(
+        default=3,
+        description="times in a row a run that diverges goes back, without progress; 0: it ends",
+    )
     momentum: Share = Field(default=0.9, description="momentum of sgd and ng-sgd")
     weight_decay: Amount = Field(default=0.0, description="weight decay")
 
@@ -244,7 +254,7 @@ class CheckpointConfig(ConfigTable):
     """`[checkpoint]`: what a killed run goes on from."""
 
     every: Count = Field(
-        default=0, description="examples between two checkpoints; 0: once an epoch"
+        default=0, description="examples between two checkpoints; 0: up to 4 times an epoch"
     )
     keep: Positive = Field(default=2, description="newest checkpoints kept")
 

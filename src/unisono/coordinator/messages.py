@@ -299,7 +299,7 @@ class PartWritten:
 
 @dataclass(frozen=True)
 class Failed:
-    """Something went wrong that ends the run; a traceback, or one line."""
+    """Something went wrong that ends the run, or this learner alone; a traceback, or one line."""
 
     cause: Cause
     text: str
@@ -322,6 +322,7 @@ class LossReason(Enum):
     PROCESS_ENDED = "process-ended"
     SILENT = "silent"
     MALFORMED = "malformed"
+    DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,8 @@ class Lost:
             return f"silent for {self.silent_s:g} s"
         if self.reason is LossReason.MALFORMED:
             return "it sent a malformed message"
+        if self.reason is LossReason.DIVERGED:
+            return "it diverged"
         return "its process ended"
 
 

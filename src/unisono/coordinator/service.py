@@ -97,6 +97,7 @@ class Service:
         self._first_came: float | None = None
         self._orphaned: float | None = None
         self._disk_error = ""
+        self._diverged: set[Address] = set()
         fabric.port(PORT, lost=True)
 
     def run(self) -> None:
@@ -182,6 +183,8 @@ class Service:
         for command in self._journal.replay():
             self._note_member(command)
             self._note_metrics(command)
+            if command.operation == Lost(LossReason.DIVERGED):
+                self._diverged.add(command.who)
             self.state.apply(command)
             # Who left last may not have been told before the coordinator died.
             self._stay_until = now + STAY_S
@@ -219,6 +222,8 @@ class Service:
             return None
         command = None
         if isinstance(body, Numbered):
+            if isinstance(body.operation, Failed) and self._goes_on_without(sender, body.operation):
+                return Command(sender, Lost(LossReason.DIVERGED))
             command = Command(sender, body.operation, body.sequence, body.reply)
         if command is not None and _joins(command) and self.state.may_join(sender):
             self._note_member(command)
@@ -244,6 +249,20 @@ class Service:
             self._fabric.meet(Member(sender, where.endpoint))
         self._notify(sender, NotMember())
         return None
+
+    def _goes_on_without(self, who: Address, failed: Failed) -> bool:
+        """Whether a learner that has diverged leaves a run that has not.
+
+        Others must have the model. Once half of the learners, and at least two, have diverged, it
+        is the run that has.
+        """
+        if failed.cause is not Cause.DIVERGED or self._fixed or self.state.failure is not None:
+            return False
+        if who not in self.state.learners:
+            return False
+        self._diverged.add(who)
+        others = set(self.state.state_holders) - self._diverged
+        return bool(others) and len(self._diverged) < max(2, (self.state.expected + 1) // 2)
 
     def _drop(self, who: Address, why: str) -> Command | None:
         """One that sends malformed messages has no place in the run, nor in its next incarnation.

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from unisono.coordinator.client import Abandoned
+from unisono.errors import Diverged
 from unisono.learner.uncaught import one_line, say_once
 
 ABANDONED = 3
 """Exit status of a learner that leaves because another one failed."""
 FAILED = 2
+DIVERGED = 4
+"""Exit status of a learner that has diverged: others may go on, and it may be replaced."""
 
 
 @contextmanager
@@ -24,4 +27,10 @@ def exit_on_error() -> Iterator[None]:
         if line is None:
             raise
         say_once(line)
-        sys.exit(ABANDONED if isinstance(error, Abandoned) else FAILED)
+        sys.exit(_status(error))
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, Abandoned):
+        return ABANDONED
+    return DIVERGED if isinstance(error, Diverged) else FAILED

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import UserError
+from unisono.errors import Cause, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.launch.coordinator_main import BEGAN, read_outcome
-from unisono.launch.exit_codes import ABANDONED
+from unisono.launch.exit_codes import ABANDONED, DIVERGED
 from unisono.launch.respawn import Respawn
 from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
 
@@ -36,16 +36,22 @@ class Outcome:
     coordinator: dict[str, Any]
     lost: list[str] = field(default_factory=list)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether it failed because it diverged."""
+        cause = (self.coordinator.get("failure") or {}).get("cause")
+        return self.failed and cause == Cause.DIVERGED.value
+
 
 @dataclass(kw_only=True)
 class Launch:
     """N learners and a coordinator, as processes that live and die alone.
 
-    When a signal ends a learner the others go on, and a new one with a number of its own takes its
-    place after a pause, as long as one is left to get the model from, none has finished and the
-    limit of ``respawn.py`` is not reached. One that ends with an exit status other than 0 has
-    failed: all are asked to leave, and killed after ``GRACE_S`` seconds. The coordinator is started
-    again whenever it is killed.
+    When a signal ends a learner, or it diverges alone, the others go on, and a new one with a
+    number of its own takes its place after a pause, as long as one is left to get the model from,
+    none has finished and the limit of ``respawn.py`` is not reached. One that ends with another
+    exit status than 0 has failed: all are asked to leave, and killed after ``GRACE_S`` seconds. The
+    coordinator is started again whenever it is killed.
     """
 
     command: Sequence[str]
@@ -83,6 +89,7 @@ class Launch:
         self._next = 0
         self._finished = 0
         self._lost: list[str] = []
+        self._unsaid: dict[str, str] = {}
         self._respawns = Respawn()
         if self.began is not None:
             (directory / BEGAN).write_text(str(self.began))
@@ -133,6 +140,10 @@ class Launch:
             for ended in self._children.wait(ASKED_S):
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
+                        # Nobody can join any more; if the run has failed, nobody need go on.
+                        self._children.forget_waiting()
+                        told = read_outcome(directory, self.learners)["failure"]
+                        failure = failure or (told or {}).get("text", "")
                         continue
                     restarts += 1
                     if restarts > MOST_RESTARTS or not ended.killed:
@@ -142,7 +153,7 @@ class Launch:
                         )
                     self.say(f"coordinator {ended.how}; started again")
                     self._start_coordinator(directory)
-                elif ended.killed:
+                elif ended.killed or ended.status == DIVERGED:
                     self._on_death(directory, ended)
                 elif ended.status == 0:
                     self._finished += 1
@@ -150,6 +161,7 @@ class Launch:
                 else:
                     self._children.forget_waiting()
                     failure = failure or self._failure(ended)
+            self._say_of_replacements()
             if failure or self._children.running == [COORDINATOR]:
                 self._children.wait(GRACE_S)
                 self._children.stop(GRACE_S)
@@ -161,19 +173,29 @@ class Launch:
     def _on_death(self, directory: Path, ended: ChildExit) -> None:
         """The others go on; the dead one is replaced while there is somebody to go on with."""
         self._lost.append(ended.name)
-        line = f"{ended.name} was lost ({ended.how})"
+        line = f"{ended.name} was lost ({ended.how})" if ended.killed else f"{ended.name} diverged"
         if set(self._children.started) <= {COORDINATOR}:
             self._children.forget_waiting()
-            self.say(f"{line}; it was the last one")
+            if ended.killed:
+                self.say(f"{line}; it was the last one")
             return
         line += "; the others go on"
         if self.respawn and not self._finished:
             pause = self._respawns.pause(self._children.now())
             if pause is None:
                 line += f"; after {self._respawns.count} replacements it is not replaced"
-            else:
+            elif ended.killed:
                 line += f"; {self._start_learner(directory, pause)} replaces it in {pause:g} s"
+            else:
+                replacement = self._start_learner(directory, pause)
+                self._unsaid[replacement] = f"{line}; {replacement} replaces it"
+                return
         self.say(line)
+
+    def _say_of_replacements(self) -> None:
+        """Of one that diverged it is said when it is replaced: by then all may have diverged."""
+        for name in [name for name in self._unsaid if name in self._children.started]:
+            self.say(self._unsaid.pop(name))
 
     def _failure(self, ended: ChildExit) -> str:
         if ended.status == ABANDONED:
@@ -182,7 +204,8 @@ class Launch:
 
     def _outcome(self, directory: Path, failure: str) -> Outcome:
         told = read_outcome(directory, self.learners)
-        if not failure and told["failure"]:
+        cause = (told["failure"] or {}).get("cause")
+        if told["failure"] and (not failure or cause == Cause.DIVERGED.value):
             failure = told["failure"]["text"]
         if not failure and not told["over"] and not self._finished:
             failure = "every learner was lost; go on from a checkpoint with --resume"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.coordinator.client import Abandoned, CoordinatorLost
-from unisono.errors import UserError
+from unisono.errors import Diverged, UserError
 from unisono.fabric.network.endpoints import address_of
 from unisono.launch.coordinator_main import coordinate, host_in
 from unisono.launch.learner_job import LearnerJob
@@ -37,6 +37,8 @@ class ReportKind(Enum):
     """Another one failed."""
     CUT_OFF = "cut off"
     """The coordinator could not be reached: not an error of the learner."""
+    DIVERGED = "diverged"
+    """Its steps are not finite; the others may go on."""
     FAILED = "failed"
     """A bug, or bad input."""
 
@@ -130,6 +132,8 @@ class LearnerActor:
             return self._report(ReportKind.ABANDONED, f"stopped, because {abandoned.line}")
         except CoordinatorLost as lost:
             return self._report(ReportKind.CUT_OFF, str(lost))
+        except Diverged as error:
+            return self._report(ReportKind.DIVERGED, str(error))
         except UserError as error:
             return self._report(ReportKind.FAILED, str(error))
         except SystemExit as end:

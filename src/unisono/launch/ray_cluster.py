@@ -29,6 +29,8 @@ from unisono.learner.placement import (
 
 NEWS_S = 30.0
 """Seconds after which one is told that the run still waits for learners."""
+TURN_S = 0.5
+"""Seconds between two calls of ``on_turn``."""
 MOST_STILLBORN = 5
 """Learners in a row that may die before they are ready."""
 
@@ -71,6 +73,8 @@ class ClusterRun:
     """Whether learners that die are replaced."""
     links: LinksConfig = field(default_factory=LinksConfig)
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    on_turn: Callable[[], None] = lambda: None
+    """Called twice a second."""
     _learners: dict[int, _Learner] = field(default_factory=dict, init=False)
     _next: int = field(default=0, init=False)
     _unfit: dict[str, str] = field(default_factory=dict, init=False)
@@ -148,25 +152,32 @@ class ClusterRun:
         self._learners[number] = _Learner(number, actor, actor.prepare.remote(), actor.run.remote())
 
     def _watch(self) -> Outcome:
+        waited = 0.0
         while not self._failure:
             waiting = {learner.next: learner for learner in self._learners.values()}
-            found, _ = self.ray.wait([self._served, *waiting], timeout=self._patience())
+            found, _ = self.ray.wait([self._served, *waiting], timeout=TURN_S)
+            self.on_turn()
             if not found:
-                self.say(f"{self._placed} of {self.least} learners have a place; waiting for room")
+                waited = waited + TURN_S if self._waits_for_room else 0.0
+                if waited >= NEWS_S:
+                    waited = 0.0
+                    have = f"{self._placed} of {self.least} learners have a place"
+                    self.say(f"{have}; waiting for room")
             elif found[0] == self._served:
                 break
             else:
                 self._hear(waiting[found[0]])
         self._let_end()
+        self.on_turn()
         return self._outcome()
 
     @property
     def _placed(self) -> int:
         return sum(learner.place is not None for learner in self._learners.values())
 
-    def _patience(self) -> float | None:
-        """Once there are enough learners there is always somebody whose end will be heard of."""
-        return NEWS_S if self._placed < self.least and not self._closing else None
+    @property
+    def _waits_for_room(self) -> bool:
+        return self._placed < self.least and not self._closing
 
     def _hear(self, learner: _Learner) -> None:
         """Something has happened to a learner."""
@@ -195,6 +206,8 @@ class ClusterRun:
             self._avoid(report)
         elif report.kind is ReportKind.CUT_OFF:
             self.say(f"learner {learner.number} was cut off ({report.text}); the others go on")
+            self._replace(learner)
+        elif report.kind is ReportKind.DIVERGED:
             self._replace(learner)
 
     def _on_death(self, learner: _Learner, death: Exception) -> None:

@@ -109,22 +109,22 @@ def commit(folder: Path, pool: dict[str, Any], keep: int) -> None:
         for path in sums:
             path.unlink()
         _sync(folder)
-        _remove(final)
+        remove(final)
         folder.rename(final)
         _sync(final.parent)
     except OSError as error:
         give_up(folder, _reason(error))
         return
     for old in checkpoints(final.parent)[:-keep]:
-        _remove(old)
+        remove(old)
     for torn in final.parent.glob(f"*{_TORN}"):
         if torn.name < folder.name:
-            _remove(torn)
+            remove(torn)
 
 
 def give_up(folder: Path, reason: str) -> None:
     """A checkpoint could not be written: says so, and makes room for the next."""
-    _remove(folder)
+    remove(folder)
     text = "unisono: checkpoint %s could not be written (%s); "
     text += "earlier ones stay, and training goes on"
     log.warning(text, folder.with_suffix(""), reason)
@@ -140,7 +140,7 @@ def checkpoints(directory: Path) -> list[Path]:
 def remove_torn(directory: Path) -> None:
     """Takes away what never became a checkpoint; nobody may be writing one."""
     for folder in directory.glob(f"*{_TORN}"):
-        _remove(folder)
+        remove(folder)
 
 
 def set_aside(folder: Path) -> None:
@@ -278,8 +278,8 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _remove(folder: Path) -> None:
-    """Its ``SHA256SUMS`` first: what is half removed does not look whole."""
+def remove(folder: Path) -> None:
+    """Removes one, its ``SHA256SUMS`` first: what is half removed does not look whole."""
     with suppress(OSError):
         (folder / SUMS).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

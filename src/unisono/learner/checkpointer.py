@@ -17,6 +17,7 @@ from unisono.errors import UserError
 from unisono.fabric import TensorVector
 from unisono.learner.checkpoint_files import (
     Loaded,
+    NotWrittenError,
     checkpoints,
     load,
     part_folder,
@@ -93,8 +94,10 @@ class Checkpointer:
         """Writes this learner's part.
 
         Raises:
-            NotWrittenError: the disk is full, or fails.
+            NotWrittenError: the disk is full, or fails; or there is nothing worth going back to.
         """
+        if not all(bool(p.isfinite().all()) for p in self._model.parameters()):
+            raise NotWrittenError("the parameters are not finite")
         vectors = {}
         for name, vector in strategy.vectors.items():
             assert isinstance(vector, TensorVector)

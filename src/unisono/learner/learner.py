@@ -437,7 +437,7 @@ class Learner:
         if self._guard.has_diverged:
             raise Diverged(
                 f"learner {self.number}: {self._guard.skipped} steps were not finite, the last "
-                "ten one after the other: lower the learning rate, or look at the data"
+                "ten one after the other"
             )
         if not progress.current.stand_in:
             assert self._feed is not None

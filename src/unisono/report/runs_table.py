@@ -9,6 +9,7 @@ from html import escape
 from unisono.report.axes import duration, short, signed
 from unisono.report.charts import colour_of
 from unisono.report.history import History, number
+from unisono.text import counted
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,16 @@ class RunFacts:
     lost: int
     joined: int
     ended: str
+    divergences: int
+    rate_factor: float
+
+    @property
+    def how(self) -> str:
+        """How it ended, and how often it had to go back."""
+        if not self.divergences:
+            return self.ended
+        times = counted(self.divergences, "time")
+        return f"{self.ended}; diverged {times}, learning rate x {self.rate_factor:g}"
 
     @classmethod
     def of(cls, history: History) -> RunFacts:
@@ -51,6 +62,8 @@ class RunFacts:
             lost=summary.learners_lost,
             joined=summary.learners_joined,
             ended=summary.ended,
+            divergences=summary.divergences,
+            rate_factor=summary.rate_factor,
         )
 
     @classmethod
@@ -76,6 +89,8 @@ class RunFacts:
             lost=len(history.named("lost")),
             joined=len(history.named("joined")),
             ended="not ended",
+            divergences=len(history.named("diverged")),
+            rate_factor=history.config.rate.factor,
         )
 
 
@@ -159,7 +174,7 @@ def table(histories: Sequence[History]) -> str:
             ("", f"{fact.rounds:,}"),
             ("", size(fact.bytes_sent)),
             ("", known(fact.staleness, lambda value: f"{value:.1f}")),
-            ("text why" if fact.ended == "finished" else "text why bad", escape(fact.ended)),
+            ("text why" if fact.ended == "finished" else "text why bad", escape(fact.how)),
         ]
         rows.append(
             "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in cells) + "</tr>"

@@ -141,7 +141,9 @@ class Summary(_Part):
         late_learners: whose pushes came after the staleness bound, several in a row.
         rolled_back: updates of a server's shards that went with their holder.
         staleness: of the updates.
-        learners_lost: learners that died.
+        divergences: times that the run diverged and went back, over its whole life.
+        rate_factor: what the learning rate is multiplied by since then; see `rate.factor`.
+        learners_lost: learners that died, or diverged alone.
         learners_joined: learners that came after the begin.
         ended: `finished`, or why not.
     """
@@ -171,6 +173,8 @@ class Summary(_Part):
     late_learners: list[int] = []
     rolled_back: int = 0
     staleness: Staleness
+    divergences: int = 0
+    rate_factor: float = 1.0
     learners_lost: int
     learners_joined: int
     ended: str
@@ -224,6 +228,9 @@ class Summary(_Part):
                     f"(computed {self.exchanges.computed:.2g})"
                 )
             lines.append(told)
+        if self.divergences:
+            times = counted(self.divergences, "time")
+            lines.append(f"diverged    {times}; the learning rate is x {self.rate_factor:g}")
         if self.slowest_learner is not None:
             slow = self.slowest_learner
             rate = f"{slow.examples_per_s:,.0f} examples a second of computing"

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from unisono.coordinator.client import Client
 from unisono.coordinator.job import Sharding as Sharding
+from unisono.coordinator.messages import Failed
 from unisono.coordinator.pace import PaceSchedule
 from unisono.errors import Diverged
 from unisono.fabric import Address, Fabric, Vector
@@ -263,13 +264,12 @@ class Participant:
 
 
 def check_finite(replica: Replica, model: Vector, rounds: int) -> None:
-    """Nothing of a learner that has diverged is shared: it leaves, and the metrics say why."""
+    """Nothing of a learner that has diverged is shared: it tells the coordinator, and leaves."""
     if not model.finite():
         error = Diverged(
-            f"the parameters of {replica.fabric.address.name} are not finite at round {rounds}: "
-            "lower the learning rate"
+            f"the parameters of {replica.fabric.address.name} are not finite at round {rounds}"
         )
-        replica.event("failed", cause=error.cause.value, reason=str(error))
+        replica.client.tell(Failed(error.cause, str(error)))
         raise error
 
 

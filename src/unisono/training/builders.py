@@ -78,14 +78,18 @@ def examples_in(config: Config, frames: int) -> int:
     return max(1, frames // config.network.chunk)
 
 
-def committed_examples(config: Config, prep: Prep, committed: Iterable[Sequence[int]]) -> int:
-    """Returns how many examples the minibatches of these ranges of positions hold."""
+def positions_of(config: Config, prep: Prep) -> Positions:
+    """Returns the minibatches of a run."""
     utterances = prep.utterances_of(Part.TRAIN)
     lengths = prep.starts[utterances + 1] - prep.starts[utterances]
     chunk = 1 if find(config.model).takes is Takes.FRAMES else config.network.chunk
     count = int((-(-lengths // chunk)).sum())
-    minibatch = examples_in(config, config.minibatch)
-    positions = Positions(count, minibatch, config.epochs, config.seed)
+    return Positions(count, examples_in(config, config.minibatch), config.epochs, config.seed)
+
+
+def committed_examples(config: Config, prep: Prep, committed: Iterable[Sequence[int]]) -> int:
+    """Returns how many examples the minibatches of these ranges of positions hold."""
+    positions = positions_of(config, prep)
     return sum(
         positions.examples_before(stop) - positions.examples_before(start)
         for start, stop in committed

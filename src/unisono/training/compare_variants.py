@@ -94,6 +94,7 @@ class Plan:
             f"epochs={self.base.epochs}",
             f"seed={seed}",
             f"rate.start={rate * start!r}",
+            "rate.retries=0",  # a rate at which a run diverges is a result
             "validation.halves=true",
             *(f"strategy.{o}" for o in variant.options if not o.startswith(f"{OPTIMIZER}=")),
         ]

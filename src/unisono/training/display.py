@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -116,9 +117,9 @@ class Display:
 class Tail:
     """Hands on the events that another process appends to a file."""
 
-    def __init__(self, path: Path, display: Display) -> None:
+    def __init__(self, path: Path, *readers: Callable[[dict[str, Any]], None]) -> None:
         self._path = path
-        self._display = display
+        self._readers = readers
         self._read = path.stat().st_size if path.is_file() else 0
 
     def __call__(self) -> None:
@@ -131,7 +132,6 @@ class Tail:
                 if not line.endswith(b"\n"):
                     return
                 self._read += len(line)
-                try:
-                    self._display(json.loads(line))
-                except (ValueError, KeyError, TypeError):
-                    continue  # An event that is not for the eye.
+                for read in self._readers:
+                    with suppress(ValueError, KeyError, TypeError):  # an event of another version
+                        read(json.loads(line))

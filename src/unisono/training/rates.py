@@ -40,7 +40,8 @@ def make_schedule(config: Config) -> Schedule:
     Raises:
         UserError: the warm-up is longer than the run.
     """
-    start, factor, rate = config.start_rate, rate_factor(config), config.rate
+    rate = config.rate
+    start, factor = config.start_rate * rate.factor, rate_factor(config)
     if rate.warmup > config.epochs:
         raise UserError(
             f"rate.warmup is {rate.warmup:g} epochs, and the run has {config.epochs}: "

@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import save
 
 from unisono.config import Config, dump
 from unisono.data import Part, Prep
-from unisono.errors import UserError
+from unisono.errors import Diverged, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.background import now
 from unisono.launch.coordinator_main import Events, outcome_of
@@ -42,11 +43,16 @@ from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.display import PARENT_SHOWS, Display, Tail
+from unisono.training.divergence import Recovery
 from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
 from unisono.training.worker import Worker, choose_device
+
+Watch = Callable[[dict[str, Any]], None]
+"""Looks at the events of a run; raises ``Diverged``."""
+Attempt = Callable[[RunDirectory, Config, bool, float | None, Watch], dict[str, Any]]
 
 
 def train(
@@ -59,17 +65,33 @@ def train(
 
     Raises:
         UserError: bad input, or a run that failed.
+        Diverged: a run that diverged again and again.
     """
     check(config)
     if config.cluster:
-        run, outcome = _train_on_cluster(config, out, resume)
-    else:
-        began = now() if began is None else began
-        train_here = _train_alone if config.learner_range[1] == 1 else _train_together
-        with made(out, config, resume=resume) as run:
-            note_start(run, config, now() - began)
-            outcome = train_here(run, config, resume, began)
-    return conclude(run, config, outcome)
+        with entered(config.cluster) as ray:
+            config = _with_threads(config, ray)
+            return _train_with(partial(_train_on_cluster, ray), config, out.resolve(), resume, None)
+    began = now() if began is None else began
+    attempt = _train_alone if config.learner_range[1] == 1 else _train_together
+    return _train_with(attempt, config, out, resume, began)
+
+
+def _train_with(
+    attempt: Attempt, config: Config, out: Path, resume: bool, began: float | None
+) -> Summary:
+    """Trains until an attempt does not diverge, each from where the last one was good."""
+    with made(out, config, resume=resume) as run:
+        recovery = Recovery(run, config, resume=resume)
+        watch = recovery.watch if config.rate.retries else lambda event: None
+        while True:
+            note_start(run, config, 0.0 if began is None else now() - began)
+            try:
+                outcome = attempt(run, config, resume, began, watch)
+                break
+            except Diverged as error:
+                config, resume = recovery.go_back(error), True
+    return conclude(run, config, recovery.whole(outcome))
 
 
 @contextmanager
@@ -117,11 +139,12 @@ def record_pace(run: RunDirectory, config: Config) -> None:
 
     Only static sharding promises the same bytes; only there each choice is an event.
     """
-    chosen = [
-        (event["round"], event["minibatches"] * config.minibatch)
-        for event in run.read_metrics()
-        if event["event"] == "pace"
-    ]
+    chosen: list[tuple[int, int]] = []
+    for event in run.read_metrics():
+        if event["event"] == "pace":
+            # A run that went back, or was resumed, has chosen anew from that round on.
+            chosen = [pair for pair in chosen if pair[0] < event["round"]]
+            chosen.append((event["round"], event["minibatches"] * config.minibatch))
     strategy = make(config.strategy_name, config.strategy_options)
     if chosen and getattr(strategy, "every", None) == AUTO:
         options = {**config.strategy, "name": strategy.name, "every": format_schedule(chosen)}
@@ -169,13 +192,21 @@ def note_start(run: RunDirectory, config: Config, time: float) -> None:
         events({"event": "start", "time": time, "learner": None, "lines": lines})
 
 
-def _train_alone(run: RunDirectory, config: Config, resume: bool, began: float) -> dict[str, Any]:
+def _train_alone(
+    run: RunDirectory, config: Config, resume: bool, began: float | None, watch: Watch
+) -> dict[str, Any]:
     events = Events(run.metrics)
+    found: list[Diverged] = []
     with Display() as display:
 
         def sink(event: dict[str, Any]) -> None:
             events(event)
             display(event)
+            try:
+                watch(event)
+            except Diverged as error:
+                found.append(error)
+                raise
 
         placement = SingleProcess(sink=sink, timeout=config.timeout_s, began=began)
         try:
@@ -183,12 +214,14 @@ def _train_alone(run: RunDirectory, config: Config, resume: bool, began: float) 
                 Worker(run, resume=resume).run()
         finally:
             events.close()
+    if found:
+        raise found[0]
     assert placement.service is not None
     return outcome_of(placement.service.state)
 
 
 def _train_together(
-    run: RunDirectory, config: Config, resume: bool, began: float
+    run: RunDirectory, config: Config, resume: bool, began: float | None, watch: Watch
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     warn_of_crowd(config.first_learners)
@@ -202,41 +235,46 @@ def _train_together(
             respawn=config.respawn,
             threads=config.threads_per_learner(os.cpu_count() or 1),
             say=display.say,
-            on_turn=Tail(run.metrics, display),
+            on_turn=Tail(run.metrics, display, watch),
             environment={PARENT_SHOWS: "1"} if display.is_live else {},
             wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
         ).run()
     return _result(outcome)
 
 
+def _with_threads(config: Config, ray: Any) -> Config:
+    """The cores of a learner on a cluster, by its machines."""
+    if config.threads:
+        return config
+    nodes = living_nodes(ray)
+    cores = cores_for(nodes, config.learner_range[0], gpus_for(config.device, nodes))
+    return config.model_copy(update={"threads": cores})
+
+
 def _train_on_cluster(
-    config: Config, out: Path, resume: bool
-) -> tuple[RunDirectory, dict[str, Any]]:
+    ray: Any, run: RunDirectory, config: Config, resume: bool, began: float | None, watch: Watch
+) -> dict[str, Any]:
     least, most = config.learner_range
-    with entered(config.cluster) as ray:
-        nodes = living_nodes(ray)
-        gpus = gpus_for(config.device, nodes)
-        if not config.threads:
-            config = config.model_copy(update={"threads": cores_for(nodes, least, gpus)})
-        fingerprint = Prep.open(Path(config.prep)).fingerprint
-        with made(out.resolve(), config, resume=resume) as run:
-            note_start(run, config, 0.0)
-            outcome = ClusterRun(
-                ray=ray,
-                work=Training(str(run.path), resume, config.prep, fingerprint),
-                least=least,
-                most=most,
-                cores=config.threads,
-                gpus=gpus,
-                timeout=config.timeout_s,
-                metrics=run.metrics,
-                respawn=config.respawn,
-                links=config.links,
-            ).run()
-            return run, _result(outcome)
+    fingerprint = Prep.open(Path(config.prep)).fingerprint
+    outcome = ClusterRun(
+        ray=ray,
+        work=Training(str(run.path), resume, config.prep, fingerprint),
+        least=least,
+        most=most,
+        cores=config.threads,
+        gpus=gpus_for(config.device, living_nodes(ray)),
+        timeout=config.timeout_s,
+        metrics=run.metrics,
+        respawn=config.respawn,
+        links=config.links,
+        on_turn=Tail(run.metrics, watch),
+    ).run()
+    return _result(outcome)
 
 
 def _result(outcome: Outcome) -> dict[str, Any]:
+    if outcome.diverged:
+        raise Diverged(outcome.reason)
     if outcome.failed:
         raise UserError(f"the run failed: {outcome.reason}")
     return outcome.coordinator
@@ -249,7 +287,8 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     """
     events = _since_resumption(run.read_metrics())
     examples = committed_examples(config, open_data(config), outcome["newly_committed"])
-    left = [e for e in events if e["event"] == "left"]
+    begun = max(place for place, e in enumerate(events) if e["event"] == "start")
+    left = [e for e in events[begun:] if e["event"] == "left"]
     checks = [e for e in events if e["event"] == "validation"]
     # Scores are told when they are done: the last one told need not be of the last model.
     last = max(checks, key=lambda e: e["global_examples"], default={})
@@ -288,6 +327,8 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         late_learners=sorted({e["learner"] for e in events if e.get("in_a_row")}),
         rolled_back=sum(e["rolled_back"] for e in events if e["event"] == "restored"),
         staleness=_staleness(rounds),
+        divergences=sum(e["event"] == "diverged" for e in run.read_metrics()),
+        rate_factor=config.rate.factor,
         learners_lost=len(outcome["lost"]),
         learners_joined=outcome["joined"] - config.first_learners,
         ended="finished" if outcome["over"] else "early",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,10 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.config import Config, DeviceChoice, OptimizerChoice
+from unisono.coordinator.client import Abandoned
 from unisono.data import ChunkSource, FrameSource, Part
-from unisono.errors import UserError
-from unisono.launch.exit_codes import exit_on_error
+from unisono.errors import Cause, Diverged, UserError
+from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error
 from unisono.learner.learner import Learner
 from unisono.learner.placement import find_placement
 from unisono.learner.uncaught import install
@@ -38,6 +40,10 @@ from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
 from unisono.verbosity import log_to_terminal
 
+CHECKPOINTS_AN_EPOCH = 4
+"""Where the configuration does not say how many."""
+STEPS_A_CHECKPOINT = 250
+"""The fewest steps of each learner from one of those to the next."""
 STATISTICS = 50
 """Minibatches that batch norm's statistics are estimated from."""
 
@@ -82,6 +88,18 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
     )
     bound_steps(plain, config.rate.max_change)
     return plain
+
+
+def checkpoint_interval(config: Config, epoch: int) -> int:
+    """Examples between two checkpoints of a run whose epoch has so many.
+
+    By default four an epoch, so that a run that diverges or is killed loses little; but each after
+    ``STEPS_A_CHECKPOINT`` steps of every learner, so that they cost little where data is scarce.
+    """
+    if config.checkpoint.every:
+        return examples_in(config, config.checkpoint.every)
+    steps = STEPS_A_CHECKPOINT * examples_in(config, config.minibatch) * config.first_learners
+    return min(epoch, max(epoch // CHECKPOINTS_AN_EPOCH, steps))
 
 
 @dataclass(frozen=True)
@@ -145,7 +163,18 @@ class Worker:
         self._schedule = schedule_of(self._config)
 
     def run(self) -> None:
-        """Trains to the end; the learner that leads writes the model."""
+        """Trains to the end; the learner that leads writes the model.
+
+        Raises:
+            Diverged: this learner's steps or parameters are not finite.
+        """
+        try:
+            self._learn()
+        finally:
+            if self._validator is not None:
+                self._validator.close()
+
+    def _learn(self) -> None:
         config = self._config
         optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
         minibatch = examples_in(config, config.minibatch)
@@ -169,7 +198,7 @@ class Worker:
             seed=config.seed,
             prefetch=config.prefetch,
             checkpoints=None if self._simulated is not None else self._run.checkpoints,
-            checkpoint_every=examples_in(config, config.checkpoint.every),
+            checkpoint_every=checkpoint_interval(config, epoch),
             keep=config.checkpoint.keep,
             resume=self._resume,
             log=self._run.log(find_placement().number),
@@ -191,8 +220,6 @@ class Worker:
                     train = epoch_ends or every >= epoch
                     self._validate(learner, self._validator, due and learner.progress < 1, train)
             self._end(learner, rules)
-            if self._validator is not None:
-                self._validator.close()
 
     def _source(self, part: Part) -> FrameSource | ChunkSource:
         known = {} if self._simulated is None else self._simulated.sources
@@ -309,7 +336,15 @@ def main() -> None:
     install()
     log_to_terminal()
     with exit_on_error():
-        Worker(RunDirectory.open(options.run), resume=options.resume).run()
+        try:
+            Worker(RunDirectory.open(options.run), resume=options.resume).run()
+        # The process that started this one says what it does about a run that diverges.
+        except Diverged:
+            sys.exit(DIVERGED)
+        except Abandoned as abandoned:
+            if abandoned.failure.cause is Cause.DIVERGED:
+                sys.exit(ABANDONED)
+            raise
 
 
 if __name__ == "__main__":
