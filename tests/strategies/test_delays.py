@@ -15,7 +15,7 @@ from unisono.fabric import Address
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.strategies import AllReduce, DelayByOne, PushKind, Server
 from unisono.strategies.engines.pushes import Push
-from unisono.strategies.engines.server_worker import ServerParticipant
+from unisono.strategies.engines.server_agent import ServerAgent
 from unisono.testing.ledger import Kind
 from unisono.testing.simulated import ToyCluster
 
@@ -85,14 +85,14 @@ def test_the_staleness_of_equal_learners(
 ) -> None:
     """After one turn of all it is that of the formula, exactly, for every push."""
     seen: list[int] = []
-    complete = ServerParticipant._complete
+    complete = ServerAgent._complete
 
-    def noted(self: ServerParticipant, push: Push) -> None:
+    def noted(self: ServerAgent, push: Push) -> None:
         if push.update is not None:
             seen.append(push.stale)
         complete(self, push)
 
-    monkeypatch.setattr(ServerParticipant, "_complete", noted)
+    monkeypatch.setattr(ServerAgent, "_complete", noted)
     strategy = Server(push=PushKind.GRADIENT, push_every=push_every, overlap=overlap)
     ToyCluster(strategy=strategy, learners=learners, total=30 * learners * push_every).run()
     expected = strategy.staleness(learners)

@@ -17,6 +17,7 @@ from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.replica import LearnerReplica
 from unisono.strategies import AveragedServer, PushKind, Server, Solo
 from unisono.strategies.engines.pushes import Push
+from unisono.strategies.engines.server_agent import ServerAgent
 from unisono.strategies.engines.server_worker import ServerParticipant
 from unisono.strategies.engines.shard_store import ShardStore
 from unisono.strategies.engines.shards import Copy, Shard, bounds, holder, runs
@@ -197,7 +198,7 @@ def test_what_is_pushed_is_applied_or_dropped(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(owner, method, counted)
 
     count(ServerParticipant, "_begin_push", "pushed")
-    count(ServerParticipant, "_on_dropped", "dropped")
+    count(ServerAgent, "_on_dropped", "dropped")
     count(ToyUpdater, "step", "applied")
     run = ToyCluster(
         strategy=Server(push=GRADIENT, push_every=1, overlap=False, bound=2, shards=1),
@@ -260,14 +261,14 @@ def test_the_warm_start_is_solo_and_the_others_begin_with_its_model(
 ) -> None:
     """It computes where a solo run does; nobody pushes what it computed at the initial model."""
     stale: list[int] = []
-    complete = ServerParticipant._complete
+    complete = ServerAgent._complete
 
-    def noted(self: ServerParticipant, push: Push) -> None:
+    def noted(self: ServerAgent, push: Push) -> None:
         if push.update is not None:
             stale.append(push.stale)
         complete(self, push)
 
-    monkeypatch.setattr(ServerParticipant, "_complete", noted)
+    monkeypatch.setattr(ServerAgent, "_complete", noted)
     loss = Noted(distance=5.0)
     strategy = Server(push=kind, push_every=2, warm_start=0.5)
     run = ToyCluster(strategy=strategy, learners=3, total=80, loss=loss).run()
