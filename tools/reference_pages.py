@@ -99,7 +99,8 @@ def strategy_options() -> str:
         kind = type(strategy)
         lines += [f"## {name}", "", _first(strategy).removesuffix(".") + ".", ""]
         lines += [f"- shares: {strategy.shares}", f"- who waits: {strategy.waits}"]
-        lines.append(f"- learning rate: {strategy.rate_rule}")
+        schedule = strategy.schedule.value
+        lines.append(f"- learning rate: {strategy.rate_rule}; schedule: {schedule}")
         lines += [*([f"- paper: <{strategy.paper}>"] if strategy.paper else []), ""]
         options = [f for f in fields(strategy) if IN_CODE not in f.metadata]
         if options:

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from unisono.errors import UserError
-from unisono.fabric import Address, TensorVector, learner
+from unisono.fabric import Address, TensorVector, Vector, learner
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.replica import LearnerReplica
 from unisono.strategies import AveragedServer, PushKind, Server, Solo
+from unisono.strategies.base import TrainedWork
 from unisono.strategies.engines.pushes import Push
 from unisono.strategies.engines.server_agent import ServerAgent
 from unisono.strategies.engines.server_worker import ServerParticipant
@@ -278,6 +279,40 @@ def test_the_warm_start_is_solo_and_the_others_begin_with_its_model(
     ours, loss.points[:] = loss.points[:40], []
     solo.run()
     np.testing.assert_allclose(ours, loss.points, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", PushKind)
+def test_the_others_pull_before_their_first_push(
+    kind: PushKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order of events: their first push is computed at the warm start's model."""
+    first: dict[Address, int] = {}
+    alone = 0
+    begin = ServerParticipant._begin
+
+    def noted(self: ServerParticipant, update: Vector | None, work: TrainedWork) -> None:
+        nonlocal alone
+        if update is not None:
+            first.setdefault(self.fabric.address, self._computed_at)
+            alone += self.replica.progress() <= 0.5
+        begin(self, update, work)
+
+    monkeypatch.setattr(ServerParticipant, "_begin", noted)
+    for seed in range(20):
+        first.clear()
+        alone = 0
+        network = SimulatedNetwork(latency=(0.01, 0.4, 1.7)[seed % 3])
+        strategy = Server(push=kind, push_every=2, warm_start=0.5)
+        ToyCluster(
+            strategy=strategy,
+            learners=3,
+            total=80,
+            scheduler=SeededScheduler(seed),
+            network=network,
+        ).run()
+        assert alone >= 8
+        others = [version for who, version in first.items() if who.number != 0]
+        assert others and all(version >= alone - 1 for version in others), (seed, first, alone)
 
 
 def test_a_dead_holder_s_shards_go_on_from_what_others_pulled() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.config import load
+from unisono.config import ScheduleChoice, load
 from unisono.errors import UserError
-from unisono.optim import Constant, Exponential, Power, Scaled, WarmUp
+from unisono.optim import Constant, Exponential, Power, Scaled, Schedule, WarmUp
+from unisono.strategies import Averaging
 from unisono.training.rates import make_schedule, rate_factor
 
 
@@ -27,10 +28,14 @@ from unisono.training.rates import make_schedule, rate_factor
             ],
             10.0,
         ),
-        (["learners=4", "strategy.outer=nesterov"], 1.0),
+        (["learners=4", "strategy.outer=nesterov"], 4 / 7),
         (["learners=4", "rate.scaled=false"], 1.0),
         (["learners=4", "optimizer=adamw"], 4.0),
         (["learners=1", "strategy.name=averaging"], 1.0),
+        (["learners=4", "strategy.name=server"], 7.0),
+        (["learners=4", "strategy.name=averaged-server"], 7.0),
+        (["learners=4", "strategy.name=server", "optimizer=sgd"], 4.0),
+        (["learners=1", "strategy.name=server"], 1.0),
     ],
 )
 def test_the_factor_is_the_strategy_s_rule(sets: list[str], factor: float) -> None:
@@ -64,6 +69,38 @@ def test_the_other_schedules() -> None:
     assert make_schedule(warmup) == WarmUp(start=0.1, factor=4.0, warmup=2.5, epochs=8)
 
 
+@pytest.mark.parametrize(
+    ("sets", "inner"),
+    [
+        (["strategy.name=averaging"], Exponential(start=0.025, end=0.1)),
+        (["strategy.name=server"], Exponential(start=0.025, end=0.1)),
+        (["strategy.name=averaged-server"], Constant(start=0.025)),
+        (["strategy.name=averaged-server", "rate.start=0.3"], Constant(start=0.3)),
+        (
+            ["strategy.name=averaged-server", "rate.schedule=exponential"],
+            Exponential(start=0.025, end=0.1),
+        ),
+        (["strategy.name=averaged-server", "rate.end=0.4"], Exponential(start=0.025, end=0.4)),
+        (["strategy.name=averaged-server", "rate.schedule=power"], Power(start=0.025, end=0.1)),
+        (["strategy.name=server", "rate.schedule=constant"], Constant(start=0.025)),
+    ],
+)
+def test_the_schedule_is_the_strategy_s_unless_the_user_sets_one(
+    sets: list[str], inner: Schedule
+) -> None:
+    made = make_schedule(load(None, ["learners=2", *sets], {}))
+    assert isinstance(made, Scaled)
+    assert made.inner == inner
+
+
+def test_a_strategy_from_outside_declares_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(None, ["learners=2", "strategy.name=averaging", "rate.start=0.1"], {})
+    monkeypatch.setattr(Averaging, "schedule", ScheduleChoice.POWER)
+    made = make_schedule(config)
+    assert isinstance(made, Scaled)
+    assert made.inner == Power(start=0.1, end=0.1)
+
+
 def test_a_warm_up_that_never_ends_is_refused() -> None:
     config = load(None, ["rate.schedule=warmup", "rate.warmup=4"], {})
     with pytest.raises(UserError, match=r"rate\.warmup is 4 epochs, and the run has 3"):
@@ -71,5 +108,5 @@ def test_a_warm_up_that_never_ends_is_refused() -> None:
 
 
 def test_an_unknown_schedule_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"rate\.schedule from --set must be 'constant'"):
+    with pytest.raises(UserError, match=r"rate\.schedule from --set must be 'auto'"):
         load(None, ["rate.schedule=cosine"], {})

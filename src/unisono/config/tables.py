@@ -43,8 +43,9 @@ class ValidationChoice(str, Enum):
 
 
 class ScheduleChoice(str, Enum):
-    """How the learning rate goes over a run; see unisono.optim.schedules."""
+    """How the learning rate goes over a run (unisono.optim.schedules); `auto`: the strategy's."""
 
+    AUTO = "auto"
     CONSTANT = "constant"
     EXPONENTIAL = "exponential"
     POWER = "power"
@@ -123,15 +124,16 @@ class RateConfig(ConfigTable):
         default=0.0, description="first learning rate; 0: the optimizer's own default"
     )
     schedule: ScheduleChoice = Field(
-        default=ScheduleChoice.EXPONENTIAL,
+        default=ScheduleChoice.AUTO,
         strict=False,
-        description="how the learning rate goes: constant, exponential, power or warmup",
+        description="how the learning rate goes: constant, exponential, power or warmup; auto: "
+        "constant for averaged-server, else exponential",
     )
-    end: float = Field(
-        default=0.1,
+    end: float | None = Field(
+        default=None,
         gt=0,
         le=1,
-        description="last learning rate as a share of the first (exponential, power)",
+        description="last learning rate as a share of the first (exponential, power); unset: 0.1",
     )
     warmup: Amount = Field(
         default=0.05,

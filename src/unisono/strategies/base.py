@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
+from unisono.config import ScheduleChoice
 from unisono.coordinator.client import Client
 from unisono.coordinator.job import Sharding as Sharding
 from unisono.coordinator.messages import Failed
@@ -297,6 +298,8 @@ class Strategy(ABC):
     """Where it was published."""
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
     """What is shared: parameters, gradients, buffers, optimizer state."""
+    schedule: ClassVar[ScheduleChoice] = ScheduleChoice.EXPONENTIAL
+    """How its learning rate goes over a run, unless `rate.schedule` says otherwise."""
 
     @property
     @abstractmethod

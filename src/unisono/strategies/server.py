@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from unisono.config import ScheduleChoice
 from unisono.errors import UserError
 from unisono.strategies.base import Momentum, Replica, RoundPlan, Sharding, Strategy
 from unisono.strategies.engines.pushes import PushKind
@@ -80,19 +81,22 @@ class Server(Strategy):
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
         if self.push is PushKind.CHANGE:
-            return super().rate_rule
+            return "multiply by 2 L - 1 for L learners"
         return "multiply by sin(pi / (2 (2 t + 1))), t the mean staleness; no momentum"
 
     def rate_factor(self, learners: int) -> float:
-        """Changes: as for averaging. Gradients: a delay of t pushes lowers the stable rates.
+        """Changes: 2 L - 1 for L learners. Gradients: a delay of t pushes lowers the stable rates.
 
-        Their limit is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and 2 / h
-        without a delay. With overlap 1 of ``push_every`` minibatches is a turn later than the
-        others, so the mean delay counts. With momentum it is lower still: asynchrony is a momentum
-        of its own.
+        A change counts for 1/L in the model, and local steps do not wait for it: rates about twice
+        those of averaging are the best (docs/evidence/server.md), and one learner keeps its own.
+
+        The limit of gradients is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and
+        2 / h without a delay. With overlap 1 of ``push_every`` minibatches is a turn later than
+        the others, so the mean delay counts. With momentum it is lower still: asynchrony is a
+        momentum of its own.
         """
         if self.push is PushKind.CHANGE:
-            return super().rate_factor(learners)
+            return 2.0 * learners - 1.0
         delay = learners - 1 + (learners / self.push_every if self.overlap else 0)
         return math.sin(math.pi / (2 * (2 * delay + 1)))
 
@@ -139,20 +143,26 @@ class AveragedServer(Server):
         mean <- mean + (x_t - mean) / t.
 
     Validation and the final model use the mean; training never sees it. It is for training in one
-    pass, with a learning rate that does not fall to nothing (You and Xu 2014, *Improving training
-    time of deep neural network with asynchronous averaged stochastic gradient descent*; the theory:
-    Xu 2011, https://arxiv.org/abs/1107.2490).
+    pass: the mean takes the place of a falling learning rate, so the rate is constant by default
+    (You and Xu 2014, *Improving training time of deep neural network with asynchronous averaged
+    stochastic gradient descent*; the theory: Xu 2011, https://arxiv.org/abs/1107.2490).
     """
 
-    average_from: float = 0.5
+    average_from: float = 0.7
     """Share of all minibatches after which the mean begins."""
 
     name: ClassVar[str] = "averaged-server"
+    schedule: ClassVar[ScheduleChoice] = ScheduleChoice.CONSTANT
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.average_from <= 1:
             raise UserError(f"average_from is {self.average_from}: it must be between 0 and 1")
+
+    def explain(self, learners: int) -> list[str]:
+        """Also where the mean begins."""
+        start = f"{100 * self.average_from:g}% of the data"
+        return [*super().explain(learners), f"mean      of the iterates after {start}"]
 
     def participant(self, replica: Replica) -> ServerParticipant:
         """One learner's part."""

@@ -8,6 +8,8 @@ from unisono.optim.schedules import Constant, Exponential, Power, Scaled, Schedu
 from unisono.strategies.base import Momentum
 from unisono.strategies.registry import make
 
+DEFAULT_END = 0.1
+"""The last learning rate as a share of the first."""
 SGD_LIMIT = 4.0
 """With momentum 0.9, SGD at 8 times the rate of one learner diverges however it is averaged."""
 
@@ -34,6 +36,15 @@ def folds_momentum(config: Config) -> bool:
     return strategy.momentum is Momentum.FOLDED and config.rate.scaled
 
 
+def chosen_schedule(config: Config) -> ScheduleChoice:
+    """The schedule, with the strategy's filled in; who sets `rate.end` wants a rate that falls."""
+    if config.rate.schedule is not ScheduleChoice.AUTO:
+        return config.rate.schedule
+    if config.rate.end is not None:
+        return ScheduleChoice.EXPONENTIAL
+    return make(config.strategy_name, config.strategy_options).schedule
+
+
 def make_schedule(config: Config) -> Schedule:
     """The schedule that the configuration names.
 
@@ -47,15 +58,16 @@ def make_schedule(config: Config) -> Schedule:
             f"rate.warmup is {rate.warmup:g} epochs, and the run has {config.epochs}: "
             "warm up for less, or train for more"
         )
-    if rate.schedule is ScheduleChoice.WARMUP:
+    chosen, end = chosen_schedule(config), rate.end or DEFAULT_END
+    if chosen is ScheduleChoice.WARMUP:
         return WarmUp(start=start, factor=factor, warmup=rate.warmup, epochs=config.epochs)
     inner: Schedule
-    if rate.schedule is ScheduleChoice.CONSTANT:
+    if chosen is ScheduleChoice.CONSTANT:
         inner = Constant(start=start)
-    elif rate.schedule is ScheduleChoice.EXPONENTIAL:
-        inner = Exponential(start=start, end=rate.end)
+    elif chosen is ScheduleChoice.EXPONENTIAL:
+        inner = Exponential(start=start, end=end)
     else:
-        inner = Power(start=start, end=rate.end)
+        inner = Power(start=start, end=end)
     if factor == 1.0:
         return inner
     # Kaldi has no warm-up: its recipe begins with half minibatches instead.

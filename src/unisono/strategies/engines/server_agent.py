@@ -160,6 +160,8 @@ class ServerAgent:
         if push is None:
             return
         view = self._fabric.members()
+        if self._fabric.address not in view.addresses():
+            return  # The view with this member has yet to come; the push goes out with it.
         on_its_way = {s for run in push.sent for s in range(*run)}
         wanted = push.missing - on_its_way
         if not push.decided:
