@@ -159,6 +159,12 @@ def test_neighbours_are_those_of_the_ring_of_members() -> None:
     assert neighbours(ring[:1], learner(0)) == []
 
 
+def test_a_learner_may_hear_from_others_before_it_sees_itself_among_the_members() -> None:
+    ring = [learner(number) for number in (0, 2, 7)]
+    assert neighbours(ring, learner(5)) == [learner(7), learner(2)]
+    assert neighbours([], learner(5)) == []
+
+
 DATA = TensorDataset(torch.randn(960, 5), torch.randn(960, 1))
 
 

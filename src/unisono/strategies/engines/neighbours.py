@@ -44,9 +44,13 @@ class _Interval:
 
 
 def neighbours(members: list[Address], who: Address) -> list[Address]:
-    """The next and the last on the ring of the members: two, one of two members, none of one."""
-    place = members.index(who)
-    around = [members[(place + step) % len(members)] for step in (1, -1)]
+    """The next and the last on the ring of the members: two, one of two members, none of one.
+
+    A learner that was let in may hear from others before it sees itself among the members.
+    """
+    ring = sorted({*members, who})
+    place = ring.index(who)
+    around = [ring[(place + step) % len(ring)] for step in (1, -1)]
     return [other for other in dict.fromkeys(around) if other != who]
 
 
@@ -149,7 +153,8 @@ class NeighbourParticipant(GossipParticipant):
         """Begins an exchange with those with whom none is under way; alone, one with oneself."""
         others = self._others()
         free = [a for a in to if a not in self._offers and a not in self._refused_by]
-        if others and not free:
+        is_member = self.fabric.address in self.fabric.members().addresses()
+        if not is_member or (others and not free):
             return
         offer, notes = self._make_offer()
         sent = self._round(offer.model)

@@ -105,9 +105,9 @@ class PairwiseParticipant(GossipParticipant):
         return False
 
     def _choose(self) -> Address | None:
-        """The next partner that is not known to be busy."""
+        """The next partner that is not known to be busy; None as long as this is no member."""
         members = self.fabric.members().addresses()
-        for _ in members:
+        for _ in members if self.fabric.address in members else []:
             partner = self.partner(members, self.rounds)
             self.rounds += 1
             if partner not in self._refused_by:
