@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WITH_RAY := $(VENV)/.with-ray
 WITH_DOCS := $(VENV)/.with-docs
+# Files of tests at a time; JOBS=0: in one process.
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+IN_PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile
 
 .PHONY: demo test test-long lint types docs bench clean
 
@@ -12,10 +15,10 @@ demo: $(READY)
 	$(BIN)/unisono demo --out demo-run
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(IN_PARALLEL)
 
 test-long: $(READY) $(WITH_RAY)
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m long
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks tools

@@ -243,6 +243,7 @@ def test_a_bug_keeps_its_traceback_under_plain_python(
     assert "[learner" not in error
 
 
+@pytest.mark.long
 def test_the_same_error_is_told_once_a_run(script: Script, start: Callable[..., Started]) -> None:
     path = script("learner.every(examples=0)", "'averaging'")
     status, _, error = start("-m", "unisono", "launch", "--learners", 3, path).end()
@@ -290,6 +291,7 @@ def test_a_module_and_its_arguments(tmp_path: Path, start: Callable[..., Started
     assert error.splitlines()[0] == "unisono: there is no module package.none"
 
 
+@pytest.mark.long
 def test_one_learner_says_how_the_strategy_works(
     script: Script, start: Callable[..., Started]
 ) -> None:
@@ -340,7 +342,7 @@ def test_an_interruption_at_the_start_is_one_line(
     assert is_one_line(error, "interrupted"), error
 
 
-@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize("learners", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_interrupted_run_says_how_to_go_on(
     start: Callable[..., Started], prep: Path, tmp_path: Path, learners: int
 ) -> None:
