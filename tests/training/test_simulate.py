@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from unisono.cli.app import app
 from unisono.data import synthesise
 from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
-from unisono.training.simulate import read_slow
+from unisono.training.simulation_plan import read_slow
 
 QUICK = ["minibatch=64", "network.hidden=[16]", "network.context=1", "network.dropout=0.1"]
 HOSTS = """
@@ -163,3 +164,31 @@ def test_bad_input_is_one_line(small: Path, hosts: Path, tmp_path: Path) -> None
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert read_slow(["0=5", "1=2.5"], 2) == {0: 5.0, 1: 2.5}
+
+
+def test_time_alone_is_the_time_of_a_run(small: Path, hosts: Path, tmp_path: Path) -> None:
+    common = [small, "--hosts", hosts, "--epochs", 1, "--strategies", "averaging,server"]
+    simulate(*common, "--out", tmp_path / "whole")
+    output = simulate(*common, "--out", tmp_path / "alone", "--timing")
+    assert "log-prob" not in output
+    timings = json.loads((tmp_path / "alone" / "timing.json").read_text())["rows"]
+    for row in timings:
+        summary = RunDirectory(tmp_path / "whole" / f"{row['strategy']}-0").read_summary()
+        assert summary is not None
+        assert row["seconds"] == pytest.approx(summary.wall_s, rel=0.1)
+        assert sum(row["minibatches"]) == summary.minibatches.committed
+    assert [row["strategy"] for row in timings] == ["solo", "averaging", "server"]
+
+
+def test_time_alone_needs_no_data(hosts: Path, tmp_path: Path) -> None:
+    common = ["--strategies", "averaging", "--timing", "--hosts", hosts, "--out", tmp_path / "out"]
+    with pytest.raises(UserError, match="needs --minibatches N and --parameters N"):
+        simulate(*common)
+    output = simulate(*common, "--minibatches", 40, "--parameters", 1000)
+    assert output.splitlines()[1].split()[:2] == ["strategy", "learners"]
+    with pytest.raises(UserError, match="was begun with timing"):
+        simulate(*common, "--minibatches", 41, "--parameters", 1000)
+    hosts.write_text(HOSTS.replace("ng-sgd = 10\n", ""))
+    common[-1] = tmp_path / "other"
+    with pytest.raises(UserError, match=r"minibatch_ms\.ng-sgd is missing"):
+        simulate(*common, "--minibatches", 40, "--parameters", 1000)

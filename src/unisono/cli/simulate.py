@@ -9,11 +9,12 @@ import typer
 
 from unisono.errors import UserError
 from unisono.simulation.hosts import read_hosts
-from unisono.training.simulate import Simulate, plan_simulation, read_slow
+from unisono.training.simulate import Simulate
+from unisono.training.simulate_timing import Load, SimulateTiming, load_of
+from unisono.training.simulation_plan import Simulation, plan_simulation, read_slow
 
 
 def simulate(
-    prep: Annotated[Path, typer.Argument(metavar="PREP", help="Prepared data.")],
     strategies: Annotated[
         str,
         typer.Option(
@@ -24,6 +25,10 @@ def simulate(
     out: Annotated[
         Path, typer.Option(help="The simulation's directory; what is done in it stays done.")
     ],
+    prep: Annotated[
+        Path | None,
+        typer.Argument(metavar="PREP", help="Prepared data; --timing can do without."),
+    ] = None,
     learners: Annotated[
         int | None,
         typer.Option(help="Learners of each but solo.", min=1, show_default="all of --hosts"),
@@ -38,6 +43,17 @@ def simulate(
     slow: Annotated[
         list[str] | None,
         typer.Option(metavar="LEARNER=FACTOR", help="A learner that computes so much slower."),
+    ] = None,
+    timing: Annotated[
+        bool, typer.Option("--timing", help="Time alone: nothing is computed, nothing is learned.")
+    ] = False,
+    minibatches: Annotated[
+        int | None,
+        typer.Option(help="Of an epoch, with --timing.", min=1, show_default="those of PREP"),
+    ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(help="Of the model, with --timing.", min=1, show_default="by --set"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds: each run is made so often.", min=1)] = 1,
     epochs: Annotated[
@@ -59,13 +75,32 @@ def simulate(
         raise UserError("how many learners? Give --learners N, or --hosts FILE.toml")
     if cluster is not None and count != cluster.learners:
         raise UserError(f"--learners {count}, but {hosts} has {cluster.learners}: leave it out")
-    lines = Simulate(
-        plan=plan_simulation(prep.resolve(), strategies, count, seeds, epochs, sets or []),
+    resolved = None if prep is None else prep.resolve()
+    simulation = Simulation(
+        plan=plan_simulation(resolved, strategies, count, seeds, epochs, sets or []),
         out=out,
         hosts=cluster,
         slow=read_slow(slow or [], count),
         say=typer.echo,
-    ).run()
+    )
+    if timing:
+        lines = SimulateTiming(simulation, _load(simulation, minibatches, parameters)).run()
+    elif prep is None:
+        raise UserError("what to train on? Give PREP, or --timing with --minibatches N")
+    elif minibatches is not None or parameters is not None:
+        raise UserError("--minibatches and --parameters are for --timing")
+    else:
+        lines = Simulate(simulation).run()
     for line in lines:
         typer.echo(line)
-    typer.echo(f"report: {out / 'report.html'}")
+    if not timing:
+        typer.echo(f"report: {out / 'report.html'}")
+
+
+def _load(simulation: Simulation, minibatches: int | None, parameters: int | None) -> Load:
+    if minibatches is not None and parameters is not None:
+        return Load(minibatches, parameters)
+    if not simulation.plan.base.prep:
+        raise UserError("--timing without PREP needs --minibatches N and --parameters N")
+    found = load_of(simulation.plan.base)
+    return Load(minibatches or found.minibatches, parameters or found.parameters)

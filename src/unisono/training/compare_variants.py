@@ -154,7 +154,7 @@ def read_rates(text: str) -> list[float]:
 
 def plan_comparison(
     *,
-    prep: Path,
+    prep: Path | None,
     strategies: str,
     learners: int,
     rates: str,
@@ -168,7 +168,8 @@ def plan_comparison(
     Raises:
         UserError: something of it cannot be read, or is not for all strategies alike.
     """
-    flags = {"prep": str(prep), "learners": learners, "epochs": epochs}
+    prepared = None if prep is None else str(prep)
+    flags = {"prep": prepared, "learners": learners, "epochs": epochs}
     base = load(None, sets, flags)
     if "name" in base.strategy:
         raise UserError(f"--set strategy.name={base.strategy['name']}: name it in --strategies")

@@ -21,7 +21,8 @@ PLAN = "plan.json"
 def settings_of(config: Config) -> dict[str, Any]:
     """All keys of a configuration by name; the data by its fingerprint."""
     values = config.model_dump(mode="json")
-    values["prep"] = Prep.open(Path(config.prep)).fingerprint
+    if config.prep:
+        values["prep"] = Prep.open(Path(config.prep)).fingerprint
     settings: dict[str, Any] = {}
     for key, value in values.items():
         inner = value.items() if isinstance(value, dict) else ()

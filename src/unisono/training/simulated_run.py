@@ -27,7 +27,7 @@ def simulate_run(
     path: Path,
     config: Config,
     hosts: Hosts,
-    slow: Mapping[int, float],
+    slowness: Mapping[int, float],
     sources: dict[Part, FrameSource | ChunkSource],
 ) -> None:
     """Trains from the beginning, whatever is there; how it went is in the run's directory.
@@ -36,7 +36,7 @@ def simulate_run(
         path: of the run.
         config: of the run; its learners fit the hosts.
         hosts: with all costs.
-        slow: how many times longer a minibatch takes at some learners, besides their host's speed.
+        slowness: how many times longer than at speed 1 a minibatch takes at each learner.
         sources: of the data, once they are read; for the next run.
 
     Raises:
@@ -59,7 +59,7 @@ def simulate_run(
                     lambda: Worker(run, resume=False, simulated=simulated).run(),
                     learners=len(numbers),
                     cost=hosts.minibatch_ms[config.chosen_optimizer] / 1000,
-                    slowness={n: slow.get(n, 1.0) / hosts.host_of(n).speed for n in numbers},
+                    slowness=slowness,
                     spread={n: hosts.host_of(n).spread for n in numbers},
                     network=HostNetwork(hosts),
                     timeout=config.timeout_s,

@@ -1,0 +1,216 @@
+"""Time alone: the code of a strategy with byte counts in place of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.fabric import SizeVector
+from unisono.fabric.simulated.kernel import Network
+from unisono.learner.placement import address_at, find_placement
+from unisono.learner.session import Session
+from unisono.learner.task import Task
+from unisono.simulation.loops import run_loops
+from unisono.strategies.base import StateBundle, Strategy
+
+PREFETCH = 4
+"""Minibatches that a learner has leased ahead, as the default of a run."""
+
+
+class SizeStorage:
+    """A model that has a size and no values; see ``unisono.learner.replica.Storage``."""
+
+    parameters: Sequence[Any] = ()
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def new(self) -> SizeVector:
+        """A vector of the model's size."""
+        return SizeVector(self._count)
+
+    read_gradient = read_parameters = new
+
+    def recycle(self, vector: SizeVector) -> None:
+        """Nothing: vectors have no memory."""
+
+    def read(self, vector: SizeVector) -> Callable[[], None]:
+        """Nothing: there are no values."""
+        return lambda: None
+
+    def write(self, vector: SizeVector, *, frozen: bool = False) -> None:
+        """Nothing: there are no values."""
+
+    def add(self, vector: SizeVector) -> None:
+        """Nothing: there are no values."""
+
+    def add_gradient(self, total: SizeVector, factor: float) -> None:
+        """Nothing: there are no values."""
+
+    def write_gradient(self, vector: SizeVector) -> None:
+        """Nothing: there are no values."""
+
+    def update_begins(self) -> None:
+        """Nothing to order."""
+
+    def update_ended(self) -> None:
+        """Nothing to order."""
+
+
+class NoOptimizer:
+    """Steps that change nothing; see ``unisono.learner.replica.OptimizerAccess``."""
+
+    def learning_rate(self) -> float:
+        """None."""
+        return 0.0
+
+    def learning_rates(self) -> list[float]:
+        """One group's."""
+        return [0.0]
+
+    def updater(self, parameters: Sequence[Any], values: Any, start: int) -> NoUpdater:
+        """The same on a server's shard."""
+        return NoUpdater()
+
+    def restart(self) -> None:
+        """There is no state."""
+
+    def export(self) -> StateBundle:
+        """There is no state."""
+        return StateBundle()
+
+    def take_over(self, bundle: StateBundle) -> None:
+        """There is no state."""
+
+
+class NoUpdater:
+    """Steps of a server's shard that change nothing."""
+
+    def step(self, gradient: Any, rates: Sequence[float]) -> None:
+        """Nothing."""
+
+    def state(self) -> StateBundle:
+        """There is none."""
+        return StateBundle()
+
+    def load_state(self, bundle: StateBundle) -> None:
+        """There is none."""
+
+
+@dataclass
+class Timing:
+    """What a strategy's run took.
+
+    Attributes:
+        strategy: its name with its options.
+        learners: how many.
+        seconds: virtual, from the last of the learners joining to the last one leaving.
+        computing: share of the learners' time.
+        waiting: share of the learners' time, for others and for minibatches.
+        staleness: mean over updates; None where none was noted.
+        bytes_sent: vectors, by all learners.
+        minibatches: of each learner.
+    """
+
+    strategy: str
+    learners: int
+    seconds: float
+    computing: float
+    waiting: float
+    staleness: float | None
+    bytes_sent: int
+    minibatches: list[int]
+
+
+def time_strategy(
+    strategy: Strategy,
+    *,
+    name: str,
+    learners: int,
+    minibatches: int,
+    batch_size: int,
+    parameters: int,
+    cost: float,
+    slowness: Mapping[int, float],
+    spread: Mapping[int, float],
+    network: Network,
+) -> Timing:
+    """Runs a strategy over so many minibatches, without computing anything.
+
+    Args:
+        strategy: with its settings.
+        name: of the row.
+        learners: how many.
+        minibatches: of all learners together.
+        batch_size: examples in each.
+        parameters: numbers of 4 bytes in the model.
+        cost: seconds of a minibatch.
+        slowness: how many times longer it takes at some learners.
+        spread: how much it varies at some learners.
+        network: what messages cost.
+    """
+    begun, ended, stale, waited = [], [], [], 0.0
+    trained, sent = [0] * learners, 0
+
+    def loop() -> None:
+        nonlocal waited, sent
+        placement = find_placement()
+        fabric = placement.node(address_at(placement))
+        task: Task[None] = Task(
+            total=minibatches,
+            batch_size=batch_size,
+            load=lambda minibatch: None,
+            examples=lambda minibatch: batch_size,
+            prefetch=PREFETCH,
+        )
+        session = Session(
+            fabric,
+            strategy,
+            SizeStorage(parameters),
+            NoOptimizer(),
+            task,
+            timeout=placement.timeout,
+        )
+        session.join()
+        begun.append(fabric.now())
+        stepper = session.stepper
+        while (found := stepper.next()) is not None:
+            fabric.compute(lambda: None, placement.cost)
+            stepper.backward_done()
+            stepper.update_begins()
+            session.replica.begin_update()
+            stepper.update_done()
+            trained[placement.number] += not found[0].stand_in
+        ended.append(fabric.now())
+        waited += stepper.data_wait_s + session.participant.wait_s
+        session.leave()
+        sent += fabric.bytes_sent
+        placement.close()
+
+    def sink(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and "staleness" in event:
+            stale.append(event["staleness"])
+
+    run = run_loops(
+        loop,
+        learners=learners,
+        cost=cost,
+        slowness=slowness,
+        spread=spread,
+        network=network,
+        limit=float("inf"),
+        sink=sink,
+    )
+    seconds = max(ended) - max(begun)
+    whole = max(seconds, 1e-9) * learners
+    return Timing(
+        name,
+        learners,
+        seconds,
+        sum(run.computed_s.values()) / whole,
+        waited / whole,
+        sum(stale) / len(stale) if stale else None,
+        sent,
+        trained,
+    )
