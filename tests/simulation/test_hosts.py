@@ -64,7 +64,7 @@ def test_costs_are_filled_in_where_there_are_none(tmp_path: Path) -> None:
     file = tmp_path / "hosts.toml"
     file.write_text(WHOLE)
     measured = read_hosts(file)
-    filled = one_host(3).with_costs_of(measured)
+    filled = one_host(3).with_costs(measured.minibatch_ms, measured.shared_memory)
     assert filled.minibatch_ms == measured.minibatch_ms
     assert filled.shared_memory == measured.shared_memory
     assert filled.host == one_host(3).host

@@ -111,3 +111,20 @@ def test_computing_that_varies_has_the_mean_that_was_asked_for() -> None:
     assert varied.computed_s == again.computed_s
     assert varied.computed_s[0] != MINIBATCHES
     assert varied.computed_s[0] == pytest.approx(MINIBATCHES, rel=0.15)
+
+
+def test_sending_beside_computing_takes_the_core() -> None:
+    """delay-by-one sends a round's parts while the next minibatch is computed."""
+    cost, inputs, rounds = 0.5, 50_000, 6
+    memory = Link(bandwidth_mbit=1e6 / MBIT, latency_ms=0.0)
+    short, long = (
+        run_loops(
+            Training("delay-by-one", inputs, 2 * many),
+            learners=2,
+            cost=cost,
+            network=cluster(2, memory=memory),
+        ).seconds
+        for many in (rounds, 2 * rounds)
+    )
+    send = 2 * inputs / 1e6  # half of the gradient to the other, and half of the mean
+    assert long - short == pytest.approx(rounds * (cost + 2 * send), rel=0.02)

@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from unisono.cli.app import app
+from unisono.config import OptimizerChoice
 from unisono.data import synthesise
 from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
+from unisono.simulation.hosts import read_hosts
 from unisono.training.simulation_plan import read_slow
 
 QUICK = ["minibatch=64", "network.hidden=[16]", "network.context=1", "network.dropout=0.1"]
@@ -57,7 +59,7 @@ def hosts(tmp_path: Path) -> Path:
 
 def simulate(*words: object) -> str:
     sets = [word for text in QUICK for word in ("--set", text)]
-    result = CliRunner().invoke(app, ["simulate", *map(str, words), *sets])
+    result = CliRunner().invoke(app, ["simulate", *sets, *map(str, words)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output
@@ -192,3 +194,33 @@ def test_time_alone_needs_no_data(hosts: Path, tmp_path: Path) -> None:
     common[-1] = tmp_path / "other"
     with pytest.raises(UserError, match=r"minibatch_ms\.ng-sgd is missing"):
         simulate(*common, "--minibatches", 40, "--parameters", 1000)
+
+
+def test_costs_of_a_run_are_found_again(small: Path, tmp_path: Path) -> None:
+    """Runs whose costs are known, since they were simulated, are taken for real ones."""
+    size = ["--set", "network.hidden=[256]"]
+    runs = []
+    for learners in (2, 4):
+        file = tmp_path / f"{learners}.toml"
+        known = HOSTS.replace("learners = 2", f"learners = {learners}\ncontention = 0.2")
+        known = known.replace("bandwidth_mbit = 10000", "bandwidth_mbit = 200")
+        file.write_text(known.replace("latency_ms = 0.1", "latency_ms = 0.05"))
+        out = tmp_path / str(learners)
+        simulate(
+            small, "--hosts", file, "--epochs", 3, "--out", out, *size,
+            "--strategies", "averaging:every=256",
+        )  # fmt: skip
+        runs += ["--calibrate", out / "averaging+every=256-0"]
+    solo = ["--calibrate", tmp_path / "2" / "solo-0"]
+    common = ["--strategies", "averaging", "--timing", "--learners", 8, "--epochs", 1]
+    output = simulate(small, *common, *runs, *solo, *size, "--out", tmp_path / "out")
+    assert "measured" not in output
+    found = read_hosts(tmp_path / "out" / "hosts.toml")
+    assert found.minibatch_ms[OptimizerChoice.NG_SGD] == pytest.approx(10, rel=0.03)
+    assert found.minibatch_ms[OptimizerChoice.SGD] == pytest.approx(10, rel=0.03)
+    assert found.host[0].contention == pytest.approx(0.2, abs=0.03)
+    assert found.host[0].learners == 8
+    assert found.shared_memory is not None
+    assert found.shared_memory.bandwidth_mbit == pytest.approx(200, rel=0.1)
+    with pytest.raises(UserError, match="has another network than what is to be simulated"):
+        simulate(small, *common, *runs, "--out", tmp_path / "other")

@@ -44,6 +44,14 @@ def simulate(
         list[str] | None,
         typer.Option(metavar="LEARNER=FACTOR", help="A learner that computes so much slower."),
     ] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="A real run of one machine that tells what minibatches and rounds cost.",
+            show_default="measured now",
+        ),
+    ] = None,
     timing: Annotated[
         bool, typer.Option("--timing", help="Time alone: nothing is computed, nothing is learned.")
     ] = False,
@@ -82,6 +90,7 @@ def simulate(
         hosts=cluster,
         slow=read_slow(slow or [], count),
         say=typer.echo,
+        runs=calibrate or [],
     )
     if timing:
         lines = SimulateTiming(simulation, _load(simulation, minibatches, parameters)).run()

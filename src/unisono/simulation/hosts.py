@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +51,10 @@ class HostTable(ConfigTable):
     spread: Amount = Field(
         default=0.0, description="standard deviation of the logarithm of a minibatch's time"
     )
+    contention: Amount = Field(
+        default=0.0,
+        description="how much longer a minibatch takes for each doubling of the learners on it",
+    )
     bandwidth_mbit: Above | None = Field(
         default=None, description="of its link, each way; unset: that of [network]"
     )
@@ -56,13 +62,21 @@ class HostTable(ConfigTable):
         default=None, description="of its link; unset: that of [network]"
     )
 
+    @property
+    def slowness(self) -> float:
+        """How many times longer than ``minibatch_ms`` a minibatch takes here.
+
+        Learners of one machine share caches and memory: (1 + contention log2 learners) / speed.
+        """
+        return (1 + self.contention * math.log2(self.learners)) / self.speed
+
 
 class Hosts(ConfigTable):
     """A cluster: its hosts, the network between them, and the costs that were measured.
 
     Attributes:
-        minibatch_ms: milliseconds that a minibatch takes at speed 1, by optimizer: forward,
-            backward and the step.
+        minibatch_ms: milliseconds that a minibatch takes at speed 1 for a learner alone on its
+            host, by optimizer: forward, backward and the step.
         shared_memory: what messages cost between learners of one host.
         network: the links of hosts that do not say otherwise.
         host: the machines.
@@ -99,12 +113,14 @@ class Hosts(ConfigTable):
             latency_ms=self.network.latency_ms if latency is None else latency,
         )
 
-    def with_costs_of(self, other: Hosts) -> Hosts:
-        """The same with the costs of another where this one has none."""
+    def with_costs(
+        self, minibatch_ms: Mapping[OptimizerChoice, float], shared_memory: Link | None
+    ) -> Hosts:
+        """The same with these costs where it has none."""
         return self.model_copy(
             update={
-                "minibatch_ms": {**other.minibatch_ms, **self.minibatch_ms},
-                "shared_memory": self.shared_memory or other.shared_memory,
+                "minibatch_ms": {**minibatch_ms, **self.minibatch_ms},
+                "shared_memory": self.shared_memory or shared_memory,
             }
         )
 

@@ -19,7 +19,8 @@ class HostNetwork:
         out = begin + bytes / bandwidth of the sender's link,
         in  = max(out, max(begin, the last one in) + bytes / bandwidth of the receiver's link),
 
-    and it arrives at ``in`` plus both latencies. The coordinator is on the first host.
+    and it arrives at ``in`` plus both latencies. The coordinator is on the first host. Wherever the
+    receiver is, sending takes the sender's core for as long as copying.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -43,6 +44,10 @@ class HostNetwork:
         first = max(begin, self._in[there])
         arrived = self._in[there] = max(out, first + nbytes / self._links[there].bandwidth)
         return arrived - now + self._links[here].latency + self._links[there].latency
+
+    def sending(self, nbytes: int) -> float:
+        """Seconds of the sender's own core."""
+        return nbytes / self._memory.bandwidth
 
     def _place(self, address: Address) -> int:
         if address.role != "learner":

@@ -9,6 +9,7 @@ from typing import Any
 
 from unisono.errors import UserError
 from unisono.simulation.hosts import Hosts, one_host, read_hosts
+from unisono.training.calibrate import calibrate
 from unisono.training.compare_variants import (
     BASELINE,
     ComparisonRun,
@@ -82,6 +83,8 @@ class Simulation:
     slow: Mapping[int, float]
     """How many times longer some learners compute, besides their host's speed."""
     say: Callable[[str], None]
+    runs: Sequence[Path] = ()
+    """Real ones, that tell costs."""
 
     def jobs(self) -> list[ComparisonRun]:
         """All runs, seed by seed."""
@@ -97,9 +100,9 @@ class Simulation:
         """The hosts of a run, and how slow its learners are."""
         if job.variant.strategy == BASELINE:
             alone = hosts.fastest()
-            return alone, {0: 1 / alone.host[0].speed}
+            return alone, {0: alone.host[0].slowness}
         numbers = range(hosts.learners)
-        return hosts, {n: self.slow.get(n, 1.0) / hosts.host_of(n).speed for n in numbers}
+        return hosts, {n: self.slow.get(n, 1.0) * hosts.host_of(n).slowness for n in numbers}
 
     def settings(self, hosts: Hosts) -> dict[str, Any]:
         """All that the runs depend on, by name, but for strategy and seed."""
@@ -112,17 +115,23 @@ class Simulation:
         return settings
 
     def costed(self, jobs: Sequence[ComparisonRun]) -> Hosts:
-        """The hosts with all costs: as given, as in the directory, or measured now.
+        """The hosts with all costs: as given, of real runs, as in the directory, or measured now.
 
         Raises:
             UserError: a cost is not the one that the directory was begun with, or cannot be
                 measured.
         """
         hosts = self.hosts or one_host(self.plan.base.learner_range[1])
+        if self.runs:
+            real = calibrate(self.runs, self.plan.base)
+            hosts = hosts.with_costs(real.minibatch_ms, real.shared_memory)
+            if self.hosts is None:
+                here = hosts.host[0].model_copy(update={"contention": real.contention})
+                hosts = hosts.model_copy(update={"host": [here]})
         file = self.out / HOSTS
         if file.exists():
             saved = read_hosts(file)
-            hosts = hosts.with_costs_of(saved)
+            hosts = hosts.with_costs(saved.minibatch_ms, saved.shared_memory)
             for optimizer, cost in saved.minibatch_ms.items():
                 if hosts.minibatch_ms[optimizer] != cost:
                     raise UserError(

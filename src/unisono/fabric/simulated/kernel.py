@@ -37,6 +37,10 @@ class Network(Protocol):
         """Seconds on the way of a message that is sent now; asked once a message, in order."""
         ...
 
+    def sending(self, nbytes: int) -> float:
+        """Seconds of the sender's own core."""
+        ...
+
 
 @dataclass(frozen=True)
 class SimulatedNetwork:
@@ -48,6 +52,10 @@ class SimulatedNetwork:
     def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
         """Seconds on the way; messages do not get in each other's way."""
         return self.latency + nbytes / self.bandwidth
+
+    def sending(self, nbytes: int) -> float:
+        """None."""
+        return 0.0
 
 
 class Waiter:
@@ -100,7 +108,7 @@ class Kernel:
         self.scheduler: Scheduler = scheduler or TimedScheduler()
         self.numerics = numerics
         self.nodes: dict[Address, SimulatedNode] = {}
-        self._network: Network = network or SimulatedNetwork()
+        self.network: Network = network or SimulatedNetwork()
         self._limit = limit
         self._detection = detection
         self._exhaustive = (
@@ -225,7 +233,7 @@ class Kernel:
             queue.append((0.0, message))
             return
         size = nbytes + (0 if message.vector is None else message.vector.nbytes)
-        delay = self._network.delay(sender, receiver, size, self.now)
+        delay = self.network.delay(sender, receiver, size, self.now)
         arrival = self.now + delay + self.scheduler.jitter()
         arrival = max(arrival, self._arrivals.get(channel, 0.0))
         self._arrivals[channel] = arrival

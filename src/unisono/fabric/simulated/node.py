@@ -96,7 +96,8 @@ class SimulatedNode:
 
     ``slowness`` multiplies the cost of its computing. With a ``spread`` s each cost is also
     multiplied by exp(s z - s^2 / 2), z standard normal: a factor whose mean is 1. The draws depend
-    on the address alone.
+    on the address alone. A node has one core: what other activities send while one is computing
+    makes that take longer.
     """
 
     def __init__(
@@ -109,6 +110,8 @@ class SimulatedNode:
         self._random = random.Random(str(address))
         self.computed_s = 0.0
         """Virtual seconds that went into computing."""
+        self._is_computing = False
+        self._sent_meanwhile = 0.0
         self._view = View()
         self._ports: dict[str, _Port] = {}
         self._gone: set[Address] = set()
@@ -221,6 +224,8 @@ class SimulatedNode:
         copy = None if vector is None else vector.copy()
         if vector is not None:
             self.traffic.setdefault(to, Traffic()).bytes += vector.nbytes
+            if self._is_computing:
+                self._sent_meanwhile += self.kernel.network.sending(vector.nbytes)
         message = Message(self._address, json.loads(data), copy, lambda: self._give_credit(key))
         self.kernel.send(self._address, to, name_of(port), message, len(data))
 
@@ -265,7 +270,12 @@ class SimulatedNode:
         if self._spread > 0:
             seconds *= self._random.lognormvariate(-(self._spread**2) / 2, self._spread)
         self.computed_s += seconds
+        self._is_computing = True
         self.sleep(seconds)
+        while self._sent_meanwhile > 0:
+            more, self._sent_meanwhile = self._sent_meanwhile, 0.0
+            self.sleep(more)
+        self._is_computing = False
         return result  # type: ignore[return-value]
 
     def limit_vectors(self, nbytes: int) -> None:
