@@ -13,8 +13,10 @@ from unisono.learner.uncaught import one_line, say_once
 ABANDONED = 3
 """Exit status of a learner that leaves because another one failed."""
 FAILED = 2
-DIVERGED = 4
-"""Exit status of a learner that has diverged: others may go on, and it may be replaced."""
+DIVERGED = 75
+"""Exit status of a learner that has diverged: others may go on, and it may be replaced.
+
+It is ``EX_TEMPFAIL`` of sysexits.h, which a user's script hardly has for reasons of its own."""
 
 
 @contextmanager
