@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from unisono.coordinator.client import Client, CoordinatorLost, Refused
+from unisono.coordinator.directives import Acknowledged, NotMember
 from unisono.coordinator.messages import (
     CONTROL,
     PORT,
-    Acknowledged,
     Idle,
-    NotMember,
     Numbered,
     Reply,
     Sync,

@@ -11,8 +11,14 @@ import pytest
 
 from support.desk import Desk
 from unisono.coordinator.client import Abandoned
+from unisono.coordinator.directives import Abandon, Failure
 from unisono.coordinator.journal import MemoryJournal
-from unisono.coordinator.messages import CONTROL, Abandon, Command, Failed, Failure, Join
+from unisono.coordinator.messages import (
+    CONTROL,
+    Command,
+    Failed,
+    Join,
+)
 from unisono.coordinator.service import PATIENCE
 from unisono.coordinator.state import State
 from unisono.errors import Cause

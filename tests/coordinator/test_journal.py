@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from unisono.coordinator.journal import FileJournal, Journal, MemoryJournal, NoJournal
-from unisono.coordinator.messages import Command, Commit, Failed, Join, LossReason, Lost
+from unisono.coordinator.messages import (
+    Command,
+    Commit,
+    Failed,
+    Join,
+    LossReason,
+    Lost,
+)
 from unisono.errors import Cause
 from unisono.fabric import Malformed, learner
 

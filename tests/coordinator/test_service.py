@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from unisono.coordinator.client import Abandoned
+from unisono.coordinator.directives import Failure
 from unisono.coordinator.journal import MemoryJournal
-from unisono.coordinator.messages import Command, Failure
+from unisono.coordinator.messages import Command
 from unisono.coordinator.service import PATIENCE
 from unisono.errors import Cause, UserError
 from unisono.fabric import Cancelled, Fabric, learner

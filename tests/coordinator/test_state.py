@@ -8,10 +8,10 @@ import pytest
 
 from support.desk import Desk, answers, picture
 from unisono.coordinator.client import Abandoned
+from unisono.coordinator.directives import Abandon, Failure
 from unisono.coordinator.job import Sharding
 from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.messages import (
-    Abandon,
     Admitted,
     Assigned,
     Command,
@@ -20,7 +20,6 @@ from unisono.coordinator.messages import (
     Entered,
     EntryGranted,
     Failed,
-    Failure,
     Idle,
     Join,
     Mismatch,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono.coordinator.messages import Command, Fetch, Notes, Retry, RoundBroken, SendResult
+from unisono.coordinator.directives import SendResult
+from unisono.coordinator.messages import (
+    Command,
+    Fetch,
+    Notes,
+    Retry,
+    RoundBroken,
+)
 from unisono.coordinator.output import Output
 from unisono.coordinator.sync_rounds import SyncRounds
 from unisono.fabric import Address, learner

@@ -92,7 +92,7 @@ def test_a_run_over_nodes(
 
 
 @pytest.mark.parametrize("way", CONTENDERS)
-def test_all_kinds_of_weather(
+def test_all_kinds_of_faults(
     start: Start, nodes: RayNodes, prep: Path, tmp_path: Path, way: str
 ) -> None:
     """A learner, the coordinator and a node are killed, a node joins, a learner is stopped."""

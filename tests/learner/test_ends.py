@@ -364,12 +364,12 @@ def test_a_coordinator_that_fails_takes_its_lone_learner_along(
         alone(loop)
 
 
-# Weather.
+# Random faults.
 
 
 @pytest.mark.parametrize("strategy", SHARING)
 @pytest.mark.parametrize("seed", range(3))
-def test_weather(strategy: str, seed: int) -> None:
+def test_random_faults(strategy: str, seed: int) -> None:
     """Deaths, pauses, partitions and restarts: the rest ends, and every minibatch is committed."""
     ends: dict[int, torch.Tensor] = {}
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import typing
 from typing import Any, TypeVar
 
+from unisono.coordinator.directives import (
+    Abandon,
+    Acknowledged,
+    Failure,
+    NotMember,
+    ViewChanged,
+)
 from unisono.coordinator.messages import (
     CONTROL,
     PORT,
-    Abandon,
-    Acknowledged,
     Event,
-    Failure,
     Heartbeat,
-    NotMember,
     Numbered,
     OfLearner,
     Reply,
     ReportMalformed,
     Request,
-    ViewChanged,
     reply_port,
 )
 from unisono.coordinator.service import BEATS, PATIENCE

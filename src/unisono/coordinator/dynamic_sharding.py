@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unisono.coordinator.directives import (
+    CloseRound,
+    Continue,
+    SendState,
+    TakeSnapshot,
+)
 from unisono.coordinator.messages import (
     Answer,
-    CloseRound,
     Command,
     Complete,
-    Continue,
     Enter,
     Entered,
     EntryGranted,
     Leased,
     Outdated,
     RequestLease,
-    SendState,
     SnapshotTaken,
     StateReceived,
-    TakeSnapshot,
     Wait,
 )
 from unisono.coordinator.run_state import RunState

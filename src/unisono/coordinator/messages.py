@@ -1,8 +1,8 @@
-"""The coordinator's protocol: what learners tell and ask it, what it answers and what it wants.
+"""The coordinator's protocol: what learners tell and ask it, and what it answers.
 
 Learners send ``Numbered`` operations, which go into the journal as ``Command``, and ``Heartbeat``
 and ``Event``, which do not. A ``Request`` is an operation that is answered, with one of the types
-that it names. Notices go to the learner's client, directives to its strategy.
+that it names. What the coordinator wants of learners is in ``unisono.coordinator.directives``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar, get_args
 
 from typing_extensions import get_original_bases
 
+from unisono.coordinator.directives import CheckpointWritten, Directive, Notice
 from unisono.coordinator.job import Job
 from unisono.coordinator.pace import RoundTiming
 from unisono.errors import Cause
-from unisono.fabric import Address, ConnectionLost, CoordinatorFound, MembersChanged, Rejected, View
+from unisono.fabric import Address, ConnectionLost, CoordinatorFound, MembersChanged, Rejected
 from unisono.fabric.codec import Codec, TypedPort
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Notes, Ranges
@@ -412,99 +413,6 @@ class Command:
 
 
 COMMANDS: Codec[Command] = Codec(Command)
-
-# Notices and directives to learners.
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why the run is over."""
-
-    who: Address
-    cause: Cause
-    text: str
-
-
-@dataclass(frozen=True)
-class ViewChanged:
-    """Who takes part from now on."""
-
-    view: View
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """All operations up to this number are in the journal."""
-
-    sequence: int
-
-
-@dataclass(frozen=True)
-class NotMember:
-    """This incarnation has no place in the run any more: it was declared dead."""
-
-
-@dataclass(frozen=True)
-class Abandon:
-    """The run is over for this learner."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class CloseRound:
-    """Dynamic sharding: the members contribute what they have finished to a sync round."""
-
-    round: int
-    members: tuple[Address, ...]
-    checkpoint: bool
-    """Whether its result is to be kept."""
-
-
-@dataclass(frozen=True)
-class SendState:
-    """A newcomer needs the state of the run."""
-
-    to: Address
-
-
-@dataclass(frozen=True)
-class SendResult:
-    """Members for whom a sync round broke need its result."""
-
-    round: int
-    to: tuple[Address, ...]
-
-
-@dataclass(frozen=True)
-class TakeSnapshot:
-    """A checkpoint: the learner keeps its model as it is."""
-
-    checkpoint: int
-
-
-@dataclass(frozen=True)
-class Continue:
-    """All have taken their snapshot, which is to be kept; None: the checkpoint was given up."""
-
-    keep: int | None
-
-
-Directive = CloseRound | SendState | SendResult | TakeSnapshot | Continue
-Notice = ViewChanged | Acknowledged | NotMember | Abandon
-
-
-@dataclass(frozen=True)
-class CheckpointWritten:
-    """For the coordinator's own process: all parts of a checkpoint are there."""
-
-    folder: str
-    keep: int
-    committed: Ranges
-    next_round: int
-    error: str = ""
-    """Why it is given up, although all have tried; empty: it is whole."""
-
 
 Body = Reply | Notice | Directive | CheckpointWritten
 

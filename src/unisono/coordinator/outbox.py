@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from unisono.coordinator.messages import ViewChanged
+from unisono.coordinator.directives import ViewChanged
 from unisono.coordinator.output import Output
 from unisono.fabric.address import Address
 from unisono.fabric.api import Fabric, Full, Gone

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from unisono.coordinator.checkpoints import Checkpoints
 from unisono.coordinator.delivery import Delivery
+from unisono.coordinator.directives import Directive, Failure
 from unisono.coordinator.job import Job, Sharding
-from unisono.coordinator.messages import Body, Complete, Directive, Failure
+from unisono.coordinator.messages import Body, Complete
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.coordinator.pace import LEAST_ROUNDS, LEAST_SHARE, Pace
 from unisono.coordinator.sync_rounds import SyncRounds

@@ -6,24 +6,26 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from unisono.coordinator.directives import (
+    Abandon,
+    Acknowledged,
+    CheckpointWritten,
+    Failure,
+    Notice,
+    NotMember,
+)
 from unisono.coordinator.journal import Journal, NoJournal
 from unisono.coordinator.messages import (
     CONTROL,
     PORT,
-    Abandon,
-    Acknowledged,
-    CheckpointWritten,
     Command,
     Event,
     Failed,
-    Failure,
     Heartbeat,
     Join,
     Leave,
     LossReason,
     Lost,
-    Notice,
-    NotMember,
     Numbered,
     ReportMalformed,
     StartWithoutMissing,

@@ -9,18 +9,21 @@ from __future__ import annotations
 from functools import singledispatchmethod
 
 from unisono.coordinator.departed import Departed
+from unisono.coordinator.directives import (
+    Abandon,
+    CheckpointWritten,
+    Failure,
+    ViewChanged,
+)
 from unisono.coordinator.dynamic_sharding import DynamicSharding
 from unisono.coordinator.messages import (
     CONTROL,
-    Abandon,
     Admitted,
-    CheckpointWritten,
     Closed,
     Command,
     Commit,
     Enter,
     Failed,
-    Failure,
     Idle,
     Join,
     Leave,
@@ -45,7 +48,6 @@ from unisono.coordinator.messages import (
     Stop,
     Sync,
     Synced,
-    ViewChanged,
 )
 from unisono.coordinator.output import Output
 from unisono.coordinator.pace import Pace

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from unisono.coordinator.messages import Answer, Assigned, Command, RequestAssignment, Wait
+from unisono.coordinator.messages import (
+    Answer,
+    Assigned,
+    Command,
+    RequestAssignment,
+    Wait,
+)
 from unisono.coordinator.run_state import RunState
 from unisono.fabric.address import Address
 from unisono.pool.pool import Assignment

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from unisono.coordinator.messages import Command, Fetch, Retry, SendResult
+from unisono.coordinator.directives import SendResult
+from unisono.coordinator.messages import Command, Fetch, Retry
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.fabric.address import Address
 from unisono.pool.ranges import Notes

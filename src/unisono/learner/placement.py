@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from unisono.config import LinksConfig
+from unisono.coordinator.directives import CheckpointWritten
 from unisono.coordinator.journal import NoJournal
-from unisono.coordinator.messages import CheckpointWritten
 from unisono.coordinator.service import Service, serve
 from unisono.errors import UserError
 from unisono.fabric import COORDINATOR, Address, Fabric, learner

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from unisono.coordinator.messages import Closed, Directive, SendState, SnapshotTaken, TakeSnapshot
+from unisono.coordinator.directives import Directive, SendState, TakeSnapshot
+from unisono.coordinator.messages import Closed, SnapshotTaken
 from unisono.coordinator.output import STRATEGY
 from unisono.fabric import (
     Address,

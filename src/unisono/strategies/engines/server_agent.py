@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono.coordinator.messages import (
-    Commit,
+from unisono.coordinator.directives import (
     Continue,
     Directive,
-    Return,
     SendState,
-    SnapshotTaken,
     TakeSnapshot,
 )
+from unisono.coordinator.messages import Commit, Return, SnapshotTaken
 from unisono.fabric import Address, Gone, MembersChanged, Message, Vector, to_plain
 from unisono.pool.ranges import Ranges, merge
 from unisono.strategies.base import Replica, StateBundle, TrainedWork

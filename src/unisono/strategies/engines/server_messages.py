@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.coordinator.messages import Directive
+from unisono.coordinator.directives import Directive
 from unisono.coordinator.output import STRATEGY
 from unisono.fabric import Address, MembersChanged, Rejected, TypedPort
 from unisono.pool.ranges import Ranges

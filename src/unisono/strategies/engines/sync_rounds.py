@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.coordinator.client import Refused
-from unisono.coordinator.messages import (
+from unisono.coordinator.directives import (
     CloseRound,
     Directive,
+    SendResult,
+    SendState,
+)
+from unisono.coordinator.messages import (
     Fetch,
     Reply,
     Retire,
     Retry,
     RoundBroken,
     RoundCompleted,
-    SendResult,
-    SendState,
     Skip,
     Sync,
 )
