@@ -22,7 +22,7 @@ from unisono.fabric.codec import encode_message, kinds_of
 from unisono.strategies.engines import (
     collective,
     gather,
-    pairwise,
+    gossip_messages,
     server_messages,
     state_transfer,
     sync_rounds,
@@ -34,7 +34,7 @@ PORTS: list[TypedPort[Any]] = [
     messages.reply_port("answers"),
     collective.PORT,
     gather.SHOWN,
-    pairwise.PORT,
+    gossip_messages.PORT,
     server_messages.PORT,
     server_messages.SHOWN,
     server_messages.FINAL,
@@ -154,10 +154,10 @@ def test_what_is_not_a_message_is_malformed_and_nothing_worse(
 def test_mutations_are_mostly_malformed() -> None:
     """So that the test above has something to find."""
     source, refused = random.Random(0), 0
-    ask = pairwise.Ask({learner(0): ((0, 5), (7, 9)), learner(1): ()})
+    ask = gossip_messages.Ask({learner(0): ((0, 5), (7, 9)), learner(1): ()})
     for _ in range(300):
         try:
-            pairwise.PORT.read(mutate(travel(ask), source))
+            gossip_messages.PORT.read(mutate(travel(ask), source))
         except Malformed:
             refused += 1
     assert refused > 200
@@ -194,9 +194,9 @@ def test_defaults_are_left_out() -> None:
 
 def test_what_a_node_posts_to_itself_is_no_message_of_others() -> None:
     """A tick comes as it is; over the wire nobody can send one."""
-    assert pairwise.PORT.read(pairwise.Tick()) == pairwise.Tick()
+    assert gossip_messages.PORT.read(gossip_messages.Tick()) == gossip_messages.Tick()
     with pytest.raises(Malformed, match="unknown kind"):
-        pairwise.PORT.read(encode_message(pairwise.Tick()))
+        gossip_messages.PORT.read(encode_message(gossip_messages.Tick()))
 
 
 def test_types_that_cannot_be_told_apart_are_refused() -> None:
