@@ -60,6 +60,11 @@ def script(tmp_path: Path) -> Script:
     return write
 
 
+def _heed_interruptions() -> None:
+    """A shell starts commands in the background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Started:
     """A command as a process of its own, in a group that gets Ctrl-C as one."""
 
@@ -72,6 +77,7 @@ class Started:
             cwd=cwd,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
+            preexec_fn=_heed_interruptions,
         )
 
     def interrupt(self) -> None:

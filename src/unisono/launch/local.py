@@ -140,10 +140,9 @@ class Launch:
             for ended in self._children.wait(ASKED_S):
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
-                        # Nobody can join any more; if the run has failed, nobody need go on.
+                        # Nobody can join any more; if the run has diverged, nobody need go on.
                         self._children.forget_waiting()
-                        told = read_outcome(directory, self.learners)["failure"]
-                        failure = failure or (told or {}).get("text", "")
+                        failure = failure or _divergence(read_outcome(directory, self.learners))
                         continue
                     restarts += 1
                     if restarts > MOST_RESTARTS or not ended.killed:
@@ -204,9 +203,13 @@ class Launch:
 
     def _outcome(self, directory: Path, failure: str) -> Outcome:
         told = read_outcome(directory, self.learners)
-        cause = (told["failure"] or {}).get("cause")
-        if told["failure"] and (not failure or cause == Cause.DIVERGED.value):
-            failure = told["failure"]["text"]
+        failure = _divergence(told) or failure or (told["failure"] or {}).get("text", "")
         if not failure and not told["over"] and not self._finished:
             failure = "every learner was lost; go on from a checkpoint with --resume"
         return Outcome(bool(failure), failure, told, self._lost)
+
+
+def _divergence(told: dict[str, Any]) -> str:
+    """Why the run has diverged, by what the coordinator knows; empty: it has not."""
+    failure = told["failure"] or {}
+    return str(failure["text"]) if failure.get("cause") == Cause.DIVERGED.value else ""
