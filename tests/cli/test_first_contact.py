@@ -271,6 +271,7 @@ def test_a_traceback_says_which_learner_it_is_of(
     assert "unisono: learner 1 failed" in error
 
 
+@pytest.mark.long
 def test_a_script_without_a_learner_is_refused(
     tmp_path: Path, start: Callable[..., Started]
 ) -> None:

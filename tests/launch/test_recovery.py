@@ -52,7 +52,7 @@ with unisono.Learner(model, optimizer, strategies[name], log=log) as learner:
 """
 
 
-@pytest.mark.parametrize("way", ["static", later("dynamic"), "server", later("gossip")])
+@pytest.mark.parametrize("way", ["static", later("dynamic"), later("server"), later("gossip")])
 def test_learners_that_die_are_replaced(start: Start, tmp_path: Path, way: str) -> None:
     """The newcomer trains, its death is made good, too, and every minibatch counts once."""
     script, logs = tmp_path / "script.py", tmp_path / "logs"
@@ -79,8 +79,8 @@ def test_nobody_is_replaced_when_nobody_is_left(start: Start, prep: Path, tmp_pa
     out = tmp_path / "run"
     command = start_training(start, prep, out, "static", "--epochs", "40")
     until(lambda: bool(checkpoints(out / "checkpoints")), what="a checkpoint")
-    for number in range(3):
-        os.kill(command.learner(number), signal.SIGKILL)
+    for learner in [command.learner(number) for number in range(3)]:
+        os.kill(learner, signal.SIGKILL)
     assert command.wait() == 2
     output = command.output()
     assert "Traceback" not in output
@@ -142,6 +142,7 @@ def test_the_coordinator_is_killed_after_the_last_minibatch(
 QUICK = ["--set", "network.hidden=[32]", "--set", "strategy.every=256", "--epochs", "30"]
 
 
+@pytest.mark.long
 def test_a_full_temporary_folder_costs_time_alone(start: Start, prep: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with small_disk("32k") as disk:

@@ -187,7 +187,7 @@ def test_a_run_that_explodes_goes_on_at_a_lower_rate(
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("strategy", ["solo", "averaging"])
+@pytest.mark.parametrize("strategy", ["solo", later("averaging")])
 def test_a_run_that_diverges_again_and_again_ends_in_one_line(
     strategy: str, prep: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,7 +217,7 @@ def test_its_exit_status_says_so(
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("strategy", ["solo", "averaging", later("gossip-random")])
+@pytest.mark.parametrize("strategy", ["solo", later("averaging"), later("gossip-random")])
 def test_a_consensus_that_is_clearly_worse_leads_back_to_a_checkpoint(
     strategy: str,
     prep: Path,
@@ -279,6 +279,7 @@ assert all(p.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.long
 def test_a_learner_that_diverges_alone_is_replaced(start: Start, tmp_path: Path) -> None:
     """The run ends only because the one that replaces it ends it."""
     (tmp_path / "script.py").write_text(SCRIPT)

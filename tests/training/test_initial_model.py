@@ -52,7 +52,14 @@ def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("sets", [[], ["learners=2"], ["learners=2", "strategy.name=server"]])
+@pytest.mark.parametrize(
+    "sets",
+    [
+        [],
+        pytest.param(["learners=2"], marks=pytest.mark.long),
+        pytest.param(["learners=2", "strategy.name=server"], marks=pytest.mark.long),
+    ],
+)
 def test_training_starts_from_the_final_model(
     sets: list[str], first: Path, prep: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

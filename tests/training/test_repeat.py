@@ -44,6 +44,7 @@ def simulated(out: Path, run: Path) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_two_runs_of_one_seed_simulated_and_with_and_without_prefetch(
     start: Start, prep: Path, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_configuration_repeats_a_run(start: Start, prep: Path, tmp_path: Path)
     assert finish(command, second) == expected
 
 
+@pytest.mark.long
 def test_a_run_whose_pace_was_chosen_by_measurement_can_be_repeated(
     start: Start, prep: Path, tmp_path: Path
 ) -> None:
