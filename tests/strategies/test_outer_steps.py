@@ -103,7 +103,7 @@ def nesterov(momentum: float, rate: float) -> Step:
         ),
         (SlowMo(), partial(slowmo, 0.5, 1.0)),
         (SlowMo(momentum=0.2, rate=0.7), partial(slowmo, 0.2, 0.7)),
-        (Nesterov(), partial(nesterov, 0.9, 0.7)),
+        (Nesterov(), partial(nesterov, 0.5, 1.0)),
     ],
 )
 def test_each_follows_its_formula(outer: Outer, formula: Callable[[], Step]) -> None:

@@ -28,7 +28,7 @@ from unisono.training.rates import make_schedule, rate_factor
             ],
             10.0,
         ),
-        (["learners=4", "strategy.outer=nesterov"], 4 / 7),
+        (["learners=4", "strategy.outer=nesterov"], 2.0),
         (["learners=4", "rate.scaled=false"], 1.0),
         (["learners=4", "optimizer=adamw"], 4.0),
         (["learners=1", "strategy.name=averaging"], 1.0),
