@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.options import Epochs, Seeds, Sets
 from unisono.training import compare as training
 from unisono.training.compare_variants import plan_comparison
 
@@ -28,7 +29,7 @@ def compare(
         str,
         typer.Option(help="Learning rates to try, as multiples of what each strategy's rule says."),
     ] = "0.5,1,2",
-    seeds: Annotated[int, typer.Option(help="Seeds: each run is made so often.", min=1)] = 1,
+    seeds: Seeds = 1,
     jobs: Annotated[
         int, typer.Option(help="Runs at a time; times mean little with more than 1.", min=1)
     ] = 1,
@@ -39,17 +40,8 @@ def compare(
     test: Annotated[
         Path | None, typer.Option(help="A Kaldi data directory: decode each chosen run.")
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data.", show_default="3")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any key, for all; `unisono train --keys` lists them.",
-        ),
-    ] = None,
+    epochs: Epochs = None,
+    sets: Sets = None,
 ) -> None:
     """Train with each strategy, rate and seed; table, compare.json and report.html."""
     plan = plan_comparison(

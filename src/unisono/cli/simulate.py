@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.options import Epochs, Seeds, Sets
 from unisono.errors import UserError
 from unisono.simulation.hosts import read_hosts
 from unisono.training.simulate import Simulate
@@ -63,18 +64,9 @@ def simulate(
         int | None,
         typer.Option(help="Of the model, with --timing.", min=1, show_default="by --set"),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds: each run is made so often.", min=1)] = 1,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data.", show_default="3")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any key, for all; `unisono train --keys` lists them.",
-        ),
-    ] = None,
+    seeds: Seeds = 1,
+    epochs: Epochs = None,
+    sets: Sets = None,
 ) -> None:
     """Train with each strategy on a virtual clock, with real gradients; table and report.html."""
     cluster = None if hosts is None else read_hosts(hosts)

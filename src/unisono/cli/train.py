@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from unisono.cli.options import Epochs, Sets
 from unisono.config import ValidationChoice, describe_keys, load
 from unisono.fabric.local.background import process_start
 from unisono.launch.exit_codes import exit_on_error
@@ -65,11 +66,9 @@ def train(
         str | None, typer.Option(help="Acoustic model; see below.", show_default="dnn")
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="Optimizer; see below.", show_default="sgd")
+        str | None, typer.Option(help="Optimizer; see below.", show_default="auto")
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data.", show_default="3")
-    ] = None,
+    epochs: Epochs = None,
     seed: Annotated[
         int | None, typer.Option(help="Of parameters and order of data.", show_default="0")
     ] = None,
@@ -80,14 +79,7 @@ def train(
     config: Annotated[
         Path | None, typer.Option(help="A TOML file, such as another run's config.toml.")
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any key of a run's config.toml; `unisono train --keys` lists them.",
-        ),
-    ] = None,
+    sets: Sets = None,
     keys: Annotated[
         bool,
         typer.Option("--keys", help="List all keys and exit.", callback=_list_keys, is_eager=True),

@@ -1,0 +1,18 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data.", show_default="3")]
+Seeds = Annotated[int, typer.Option(help="Seeds: each run is made so often.", min=1)]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any key of a run's config.toml; `unisono train --keys` lists them.",
+    ),
+]
