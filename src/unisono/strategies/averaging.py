@@ -107,7 +107,7 @@ class Averaging(Strategy):
     @property
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
-        if isinstance(self.outer, Plain):
+        if self.rate_factor(2) == super().rate_factor(2):
             return super().rate_rule
         return "multiply by the number of learners over the gain of the outer step"
 

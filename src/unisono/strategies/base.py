@@ -24,6 +24,7 @@ from unisono.fabric import Address, Fabric, Vector
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range, Ranges, merge
 from unisono.strategies.every import divide
+from unisono.strategies.mixing import Mixing
 
 UNIT, CHOICES, IN_CODE = "unit", "choices", "in_code"
 EXAMPLES = {UNIT: "examples"}
@@ -330,6 +331,10 @@ class Strategy(ABC):
     @abstractmethod
     def participant(self, replica: Replica) -> Participant:
         """One learner's part."""
+
+    def mixing(self, learners: int) -> Mixing | None:
+        """The mixing matrix of learners that exchange in small groups; None: all agree at once."""
+        return None
 
     def explain(self, learners: int) -> list[str]:
         """What follows from the settings for so many learners, a line each."""

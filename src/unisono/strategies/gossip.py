@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -75,9 +76,9 @@ class Gossip(Strategy):
         share = plan_pace(self.every, batch_size)["share"]
         return RoundPlan(Sharding.DYNAMIC, share=share, rounds=1, commits_by_round=False)
 
+    @abstractmethod
     def mixing(self, learners: int) -> Mixing:
         """Who exchanges with whom, as mixing matrices."""
-        raise NotImplementedError
 
     def explain(self, learners: int) -> list[str]:
         """The mixing matrix's gap, and the distance between learners that follows from it."""

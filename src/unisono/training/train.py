@@ -38,7 +38,6 @@ from unisono.runs.summary import (
 )
 from unisono.strategies.base import describe
 from unisono.strategies.every import AUTO, format_schedule
-from unisono.strategies.gossip import Gossip
 from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
@@ -363,9 +362,9 @@ def _exchanges(config: Config, told: list[dict[str, Any]]) -> Exchanges | None:
     if not due:
         return None
     strategy = make(config.strategy_name, config.strategy_options)
-    if not isinstance(strategy, Gossip):
-        return Exchanges(due=due, completed=completed)
     mixing = strategy.mixing(config.first_learners)
+    if mixing is None:
+        return Exchanges(due=due, completed=completed)
     return Exchanges(
         due=due,
         completed=completed,
