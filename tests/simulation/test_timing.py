@@ -27,6 +27,7 @@ def timing(
         minibatches=minibatches,
         batch_size=256,
         parameters=PARAMETERS,
+        prefetch=4,
         cost=COST,
         slowness={0: slow},
         spread={},

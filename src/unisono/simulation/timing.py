@@ -14,9 +14,6 @@ from unisono.learner.task import Task
 from unisono.simulation.loops import run_loops
 from unisono.strategies.base import StateBundle, Strategy
 
-PREFETCH = 4
-"""Minibatches that a learner has leased ahead, as the default of a run."""
-
 
 class SizeStorage:
     """A model that has a size and no values; see ``unisono.learner.replica.Storage``."""
@@ -131,6 +128,7 @@ def time_strategy(
     minibatches: int,
     batch_size: int,
     parameters: int,
+    prefetch: int,
     cost: float,
     slowness: Mapping[int, float],
     spread: Mapping[int, float],
@@ -145,6 +143,7 @@ def time_strategy(
         minibatches: of all learners together.
         batch_size: examples in each.
         parameters: numbers of 4 bytes in the model.
+        prefetch: minibatches that a learner has leased ahead.
         cost: seconds of a minibatch.
         slowness: how many times longer it takes at some learners.
         spread: how much it varies at some learners.
@@ -162,7 +161,7 @@ def time_strategy(
             batch_size=batch_size,
             load=lambda minibatch: None,
             examples=lambda minibatch: batch_size,
-            prefetch=PREFETCH,
+            prefetch=prefetch,
         )
         session = Session(
             fabric,

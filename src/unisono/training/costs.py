@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from torch.nn import functional
 
 from unisono.config import Config
 from unisono.data import Part
-from unisono.fabric import Member, TensorVector, View, learner
+from unisono.errors import UserError
+from unisono.fabric import Member, TensorVector, TimedOut, View, learner
 from unisono.fabric.local.background import cpu_time, now
 from unisono.fabric.local.host import Host
 from unisono.models import build
@@ -27,6 +29,7 @@ MINIBATCHES = 40
 WARM_UP = 8
 ROUND_TRIPS = 20
 VECTOR_BYTES = 4 << 20
+LONGEST_ROUND_TRIP_S = 30.0
 
 
 def minibatch_seconds(config: Config) -> float:
@@ -59,14 +62,20 @@ def minibatch_seconds(config: Config) -> float:
 
 
 def message_cost() -> Link:
-    """Of messages between two processes of this machine: sockets, and shared memory for vectors."""
-    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+    """Of messages between two processes of this machine: sockets, and shared memory for vectors.
+
+    Raises:
+        UserError: messages do not arrive.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-"))
         hosts = [Host(Path(folder), f"{n}.sock") for n in range(2)]
-        nodes = [host.node(learner(n)) for n, host in enumerate(hosts)]
+        for host in hosts:
+            stack.callback(host.close)
+        first, second = (host.node(learner(n)) for n, host in enumerate(hosts))
         members = tuple(Member(learner(n), host.endpoint) for n, host in enumerate(hosts))
-        for node in nodes:
+        for node in (first, second):
             node.set_members(View(1, members))
-        first, second = nodes
 
         def answer() -> None:
             while True:
@@ -77,15 +86,19 @@ def message_cost() -> Link:
         def round_trip(vector: TensorVector | None) -> Callable[[], None]:
             def go() -> None:
                 first.send(learner(1), "there", {}, vector)
-                first.receive("back").release()
+                first.receive("back", timeout=LONGEST_ROUND_TRIP_S).release()
 
             return go
 
         second.spawn("answer", answer)
-        short = _median(round_trip(None)) / 2
-        long = _median(round_trip(TensorVector.zeros(VECTOR_BYTES // 4))) / 2
-        for host in hosts:
-            host.close()
+        try:
+            short = _median(round_trip(None)) / 2
+            long = _median(round_trip(TensorVector.zeros(VECTOR_BYTES // 4))) / 2
+        except TimedOut:
+            raise UserError(
+                "a message on this machine took over "
+                f"{LONGEST_ROUND_TRIP_S:g} s: give its cost as [shared_memory] in --hosts"
+            ) from None
     bandwidth = VECTOR_BYTES / max(long - short, 1e-6)
     return Link(bandwidth_mbit=round(bandwidth / MBIT, 1), latency_ms=round(1000 * short, 4))
 

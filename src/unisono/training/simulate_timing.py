@@ -77,6 +77,7 @@ class SimulateTiming:
             minibatches=self.load.minibatches * config.epochs,
             batch_size=config.minibatch,
             parameters=self.load.parameters,
+            prefetch=config.prefetch,
             cost=hosts.minibatch_ms[config.chosen_optimizer] / 1000,
             slowness=slowness,
             spread={n: where.host_of(n).spread for n in range(where.learners)},
