@@ -5,13 +5,7 @@ from __future__ import annotations
 import typing
 from typing import Any, TypeVar
 
-from unisono.coordinator.directives import (
-    Abandon,
-    Acknowledged,
-    Failure,
-    NotMember,
-    ViewChanged,
-)
+from unisono.coordinator.directives import Abandon, Acknowledged, Failure, NotMember, ViewChanged
 from unisono.coordinator.messages import (
     CONTROL,
     PORT,

@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from unisono.coordinator.client import Client
-from unisono.coordinator.messages import (
-    Complete,
-    RequestAssignment,
-    RequestLease,
-    Wait,
-)
+from unisono.coordinator.messages import Complete, RequestAssignment, RequestLease, Wait
 from unisono.fabric import Address
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range, count, cut

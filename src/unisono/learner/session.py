@@ -7,12 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from unisono.coordinator.client import Client
 from unisono.coordinator.job import Job
-from unisono.coordinator.messages import (
-    Join,
-    Leave,
-    Mismatch,
-    Open,
-)
+from unisono.coordinator.messages import Join, Leave, Mismatch, Open
 from unisono.errors import UserError
 from unisono.fabric import Fabric
 from unisono.learner.planner import Planner
