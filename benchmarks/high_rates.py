@@ -2,7 +2,7 @@
 
     python benchmarks/high_rates.py PREP --out DIR [--learners 4] [--set key=value]...
 
-trains each strategy at its default learning rate and at 2, 4 and 8 times that, and prints the final
+trains each strategy at its default learning rate and at 2 to 128 times that, and prints the final
 held-out log-prob of each run beside that of the default rate, and what was done about divergence.
 What is done in DIR stays done.
 """
@@ -17,17 +17,18 @@ from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
 from unisono.training.train import train
 
-MULTIPLES = (1, 2, 4, 8)
+MULTIPLES = (1, 2, 4, 8, 32, 128)
+"""Of the default rate. Steps are bounded, so that a few times the rate seldom diverges."""
 CASES = [
-    ("averaging", "ng-sgd", MULTIPLES),
-    ("solo", "sgd", MULTIPLES),
-    ("solo", "ng-sgd", MULTIPLES),
-    ("solo", "adamw", MULTIPLES),
-    ("gossip-random", "ng-sgd", MULTIPLES),
-    ("allreduce", "ng-sgd", (1, 4, 8)),
-    ("server", "ng-sgd", MULTIPLES),
+    ("averaging", "ng-sgd"),
+    ("solo", "sgd"),
+    ("solo", "ng-sgd"),
+    ("solo", "adamw"),
+    ("gossip-random", "ng-sgd"),
+    ("allreduce", "ng-sgd"),
+    ("server", "ng-sgd"),
 ]
-"""Strategy, optimizer and multiples of its default rate: 20 runs whose rate is too high."""
+"""Strategy and optimizer."""
 
 
 def outcome(run: RunDirectory) -> tuple[float | None, str]:
@@ -59,9 +60,9 @@ def main() -> None:
     rows = [
         f"{'strategy':14}{'optimizer':11}{'rate':>7}{'log-prob':>10}{'default':>10}  divergence"
     ]
-    for strategy, optimizer, multiples in CASES:
+    for strategy, optimizer in CASES:
         default: float | None = None
-        for multiple in multiples:
+        for multiple in MULTIPLES:
             path = options.out / f"{strategy}-{optimizer}-{multiple}"
             keys = [f"strategy.name={strategy}", f"optimizer={optimizer}", *options.set]
             learners = 1 if strategy == "solo" else options.learners

@@ -398,15 +398,24 @@ def events() -> list[dict[str, Any]]:
     ]
 
 
-def test_lines_where_there_is_no_terminal() -> None:
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     with Display(out, prints_scores=True) as display:
         for event in events():
             display(event)
+    assert capsys.readouterr().out.startswith(" 30.0%  held out: log-prob -1.5000")
     assert out.getvalue().splitlines() == [
         " 25.0%  2,000 examples/s, 2 learners",
         " 50.0%  1,000 examples/s, 1 learner",
     ]
+
+
+def test_a_late_validation_does_not_follow_a_newer_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(io.StringIO(), prints_scores=True) as display:
+        for progress in (0.5, 1.0, 0.9):
+            score = {"logprob": -1.5, "accuracy": 0.5, "progress": progress}
+            display({"event": "validation", "learner": 0, "time": 1.0, **score})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["50.0%", "100.0%"]
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from unisono.text import counted
 
 PARENT_SHOWS = "UNISONO_PARENT_SHOWS"
-"""Set for learners whose parent has the terminal: they leave it alone."""
+"""Set for learners whose parent prints their validations."""
 LINE_S = 60.0
 """Seconds of a run between two lines, where there is no bar."""
 _WIDE = 160
@@ -50,7 +50,8 @@ class Display:
     def __init__(self, out: TextIO | None = None, *, prints_scores: bool = False) -> None:
         self._console = Console(file=out or sys.stderr)
         self.is_live = self._console.is_terminal
-        self._prints_scores = prints_scores and self.is_live
+        self._prints_scores = prints_scores
+        self._scored = 0.0
         # Drawn when something has happened, by whoever tells it: no thread of its own.
         self._bar = Progress(
             TextColumn("{task.percentage:5.1f}%"),
@@ -94,7 +95,18 @@ class Display:
         elif name in ("lost", "leaves"):
             self._rates.pop(event["learner"], None)
         elif name == "validation" and self._prints_scores:
-            self.say(held_out(event["progress"], event))
+            self._show_score(event)
+
+    def _show_score(self, event: Mapping[str, Any]) -> None:
+        """Learners validate beside training: one that is late must not follow a newer one."""
+        if event["progress"] < self._scored:
+            return
+        self._scored = event["progress"]
+        line = held_out(event["progress"], event)
+        if self.is_live:
+            self.say(line)
+        else:
+            print(line, flush=True)
 
     def _show(self, time: float) -> None:
         rate = f"{sum(self._rates.values()):,.0f} examples/s"

@@ -53,16 +53,21 @@ def planned(out: Path, settings: Mapping[str, Any], command: str, kind: str) -> 
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor, out, command)
         if plan.exists():
             _check_same(out, plan, settings)
         else:
             write_atomically(plan, json.dumps(settings, indent=1).encode())
         yield
-    except BlockingIOError:
-        raise UserError(f"another `unisono {command}` is at work in {out}") from None
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, out: Path, command: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another `unisono {command}` is at work in {out}") from None
 
 
 def _check_same(out: Path, plan: Path, settings: Mapping[str, Any]) -> None:

@@ -235,7 +235,7 @@ def _train_together(
             threads=config.threads_per_learner(os.cpu_count() or 1),
             say=display.say,
             on_turn=Tail(run.metrics, display, watch),
-            environment={PARENT_SHOWS: "1"} if display.is_live else {},
+            environment={PARENT_SHOWS: "1"},
             wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
         ).run()
     return _result(outcome)
