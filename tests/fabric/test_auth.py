@@ -28,7 +28,7 @@ from unisono.fabric.network.tcp_listener import NetworkSettings
 
 def connect(place: SocketAddress, context: ssl.SSLContext) -> bytes:
     """Greets B; the first thing that it answers."""
-    with socket.create_connection(tuple(place), timeout=10) as sock:
+    with socket.create_connection(tuple(place), timeout=60) as sock:
         try:
             with context.wrap_socket(sock, server_hostname=MEMBER) as tls:
                 tls.sendall(frame(greeting()))
@@ -112,14 +112,14 @@ def test_a_recorded_connection_is_of_no_use_later(pair: Callable[..., Pair]) -> 
 
     made = pair(record)
     made.a.send(B, "x", {"n": 1}, TensorVector(torch.ones(1000)))
-    made.b.receive("x", timeout=5).release()
-    with socket.create_connection(tuple(made.place), timeout=10) as sock:
+    made.b.receive("x", timeout=60).release()
+    with socket.create_connection(tuple(made.place), timeout=60) as sock:
         sock.sendall(b"".join(recorded))
         drain(sock)  # it ends
     with pytest.raises(TimedOut):
         made.b.receive("x", timeout=0.1)
     made.a.send(B, "x", {"n": 2})
-    assert made.b.receive("x", timeout=5).body == {"n": 2}
+    assert made.b.receive("x", timeout=60).body == {"n": 2}
 
 
 def test_what_travels_cannot_be_read_on_the_way(pair: Callable[..., Pair]) -> None:
@@ -131,7 +131,7 @@ def test_what_travels_cannot_be_read_on_the_way(pair: Callable[..., Pair]) -> No
 
     made = pair(note)
     made.a.send(B, "x", {"text": "a secret"}, TensorVector(torch.full((1000,), 1.5)))
-    message = made.b.receive("x", timeout=10)
+    message = made.b.receive("x", timeout=60)
     assert isinstance(message.vector, TensorVector)
     assert message.body == {"text": "a secret"} and message.vector.tensor.unique() == 1.5
     seen = b"".join(passed)
@@ -147,7 +147,7 @@ def test_who_does_not_come_to_the_point_is_turned_away_in_time(
     monkeypatch.setattr("unisono.fabric.network.tcp_listener.SHAKE_S", 0.3)
     made = pair()
     hello = client_hello()
-    with socket.create_connection(tuple(made.place), timeout=20) as sock:
+    with socket.create_connection(tuple(made.place), timeout=60) as sock:
         sent = 0
         while pause is not None and sent < len(hello):
             try:

@@ -134,5 +134,5 @@ def test_a_waiting_thread_gets_its_own_message_only() -> None:
     for n in (3, 1, 4, 0, 2):
         port.put(Message(learner(n), {"n": n}))
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert got == {learner(n): n for n in range(5)}

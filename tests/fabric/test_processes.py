@@ -32,6 +32,7 @@ def misbehave(rank: int, directory: Path, how: str) -> None:
     if how == "signal":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "hang":
+        (directory / "hangs").touch()
         wait_for_ever()
 
 
@@ -62,15 +63,20 @@ def test_who_does_not_end_well_is_reported(how: str, report: str) -> None:
 
 
 def test_who_hangs_is_reported_with_its_stack() -> None:
-    with pytest.raises(ProcessesFailed) as failed:
-        distributed_test(misbehave, 2, "hang", limit=1.5)
+    with Processes() as processes:
+        for rank in range(2):
+            processes.start(f"rank {rank}", misbehave, rank, processes.directory, "hang")
+        while not (processes.directory / "hangs").exists():
+            time.sleep(0.01)
+        with pytest.raises(ProcessesFailed) as failed:
+            processes.wait(limit=3.0)
     assert "rank 0 had ended" in str(failed.value)
     assert "rank 1 hung" in str(failed.value)
     assert "in wait_for_ever" in str(failed.value)
 
 
 def test_one_that_is_killed_here_is_no_trouble_and_a_paused_one_goes_on() -> None:
-    with Processes(20.0) as processes:
+    with Processes() as processes:
         processes.start("victim", wait_for_ever)
         processes.start("sleeper", time.sleep, 0.2)
         processes.pause("sleeper")
@@ -81,7 +87,7 @@ def test_one_that_is_killed_here_is_no_trouble_and_a_paused_one_goes_on() -> Non
 
 def start_and_die(directory: Path) -> None:
     """As a test that is ended in the middle, without a word to its processes."""
-    processes = Processes(20.0)
+    processes = Processes()
     processes.start("orphan", note_and_wait, directory / "pid")
     while not (directory / "pid").exists():
         time.sleep(0.01)
@@ -108,7 +114,7 @@ start_and_die(Path({str(tmp_path)!r}))"""
 
 
 def test_a_process_may_ask() -> None:
-    with Processes(20.0) as processes:
+    with Processes() as processes:
         processes.start(
             "asker", ask, 3, serve=lambda number: processes.answer("asker", number * number)
         )

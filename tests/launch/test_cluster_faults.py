@@ -73,7 +73,7 @@ def until_run(command: Command, condition: Callable[[], bool], what: str) -> Non
 
 def check(command: Command, out: Path) -> dict[str, object]:
     """The run has ended, and every minibatch counts once."""
-    assert command.wait(200) == 0, command.output()
+    assert command.wait(300) == 0, command.output()
     summary = summary_of(out)
     assert summary["ended"] == "finished"
     check_coverage(out, summary)

@@ -56,7 +56,7 @@ def test_a_join_in_the_last_hundredth(
         )  # fmt: skip
         until(lambda: trained(out) > 0.985 * 1200, what=f"the end to be near: {command.output()}")
         (tmp_path / "go").touch()
-        assert command.wait(100) == 0, command.output()
+        assert command.wait(300) == 0, command.output()
     finally:
         nodes.remove()
     summary = summary_of(out)
@@ -82,7 +82,7 @@ def test_a_node_with_another_prep_gets_no_learners(
                 "--learners", "2:5", "--epochs", 3, *SMALL,
                 environment=environment(pace_s=0.02),
             )  # fmt: skip
-            assert command.wait(150) == 0, command.output()
+            assert command.wait(300) == 0, command.output()
         finally:
             nodes.remove()
         lines = [x for x in command.output().splitlines() if x.startswith("no learner on ")]
@@ -96,7 +96,7 @@ def test_no_node_has_the_prep(start: Start, nodes: RayNodes, prep: Path, tmp_pat
         "train", prep, "--out", tmp_path / "run", "--cluster", nodes.address, "--learners", 2,
         *SMALL, environment=environment(prep=tmp_path / "nowhere"),
     )  # fmt: skip
-    assert command.wait(100) == 2
+    assert command.wait(300) == 2
     assert "no machine can do the work" in command.output().splitlines()[-1]
 
 
@@ -120,7 +120,7 @@ def test_a_script_of_the_users_own(start: Start, nodes: RayNodes, tmp_path: Path
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = start("launch", "--cluster", nodes.address, "--learners", 2, script, "well")
-    assert command.wait(100) == 0, command.output()
+    assert command.wait(300) == 0, command.output()
     logs = [tmp_path / f"learner-{number}.log" for number in range(2)]
     assert all(lines_of(log) > 100 for log in logs)
 
@@ -131,7 +131,7 @@ def test_an_exception_ends_the_run_on_all_nodes(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = start("launch", "--cluster", nodes.address, "--learners", 2, script, "fail")
-    assert command.wait(100) == 2
+    assert command.wait(300) == 2
     output = command.output()
     assert output.count("RuntimeError: a bug of learner 1") == 1, output
     assert re.search(r"^unisono: learner 1 failed on ", output, re.MULTILINE)
@@ -153,7 +153,7 @@ def test_the_command_dies_and_the_run_is_resumed(
     until(lambda: not nodes.processes("ray::LearnerActor"), what="the actors to end")
     kept = json.loads(sorted(checkpoints.glob("*/pool.json"))[-1].read_text())["committed"]
     again = start("train", "--out", out, "--resume")
-    assert again.wait(150) == 0, again.output()
+    assert again.wait(300) == 0, again.output()
     summary = summary_of(out)
     done = sum(stop - first for first, stop in kept)
     assert 0 < done < 2400
@@ -163,7 +163,7 @@ def test_the_command_dies_and_the_run_is_resumed(
 
 def test_the_doctor_looks_at_every_node(start: Start, nodes: RayNodes) -> None:
     command = start("doctor", "--cluster", nodes.address, environment=environment())
-    assert command.wait(100) == 0, command.output()
+    assert command.wait(300) == 0, command.output()
     rows = [line.split() for line in command.output().splitlines()]
     assert sum("torch" in row for row in rows) == 2
     assert sum("clock" in row for row in rows) == 2
@@ -214,7 +214,7 @@ class Guarded:
         for process in reversed(self._running):
             process.terminate()
         for process in self._running:
-            process.wait(60)
+            process.wait(300)
 
 
 def test_rays_own_authentication(start: Start, prep: Path, tmp_path: Path) -> None:
@@ -225,12 +225,12 @@ def test_rays_own_authentication(start: Start, prep: Path, tmp_path: Path) -> No
         command = start(
             *arguments, *SMALL, "--out", tmp_path / "run", environment=guarded.environment
         )
-        assert command.wait(150) == 0, command.output()
+        assert command.wait(300) == 0, command.output()
         check_coverage(tmp_path / "run", summary_of(tmp_path / "run"))
         wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "8" * 64}
         for given in (wrong, {"RAY_AUTH_MODE": "disabled"}):
             stranger = start(*arguments, *SMALL, "--out", tmp_path / "no", environment=given)
-            assert stranger.wait(100) == 2, stranger.output()
+            assert stranger.wait(300) == 2, stranger.output()
             assert "unisono: no Ray cluster at" in stranger.output()
             assert "Traceback" not in stranger.output()
             assert not (tmp_path / "no").exists()

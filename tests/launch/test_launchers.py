@@ -75,7 +75,7 @@ def run_all(
         for more in environments
     ]
     try:
-        return [(p.wait(120), p.communicate()[0]) for p in running]
+        return [(p.wait(300), p.communicate()[0]) for p in running]
     finally:
         for process in running:
             process.kill()

@@ -96,7 +96,7 @@ class Across:
         self.learners.append(self._start(self._homes[number + 1], command, told))
 
     def finish(self, killed: int) -> dict[str, Any]:
-        ends = [process.wait(100) for process in [*self.learners, self.coordinator]]
+        ends = [process.wait(300) for process in [*self.learners, self.coordinator]]
         assert sorted(ends) == [-signal.SIGKILL] * killed + [0] * (len(ends) - killed)
         outcome: dict[str, Any] = json.loads((self.folder / OUTCOME).read_text())
         return outcome

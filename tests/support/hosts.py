@@ -87,7 +87,7 @@ class Hosts:
             self._switch.kill()
             self._switch.communicate()
         for name in (*self._names, self._middle):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=60)
 
     def _start_switch(self) -> None:
         devices = [_port(n) for n in range(len(self._names))]
@@ -104,5 +104,5 @@ def _port(number: int) -> str:
 
 
 def _run(*words: str) -> str:
-    done = subprocess.run(words, check=True, capture_output=True, timeout=20)
+    done = subprocess.run(words, check=True, capture_output=True, timeout=60)
     return done.stdout.decode()

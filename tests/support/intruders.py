@@ -98,7 +98,7 @@ def rubbish(place: SocketAddress, count: int, seed: int = 0) -> None:
     )
     for number in range(count):
         try:
-            sock = socket.create_connection(place, timeout=5)
+            sock = socket.create_connection(place, timeout=60)
         except OSError:
             continue  # The queue of those who wait is full: as good as refused.
         with suppress(OSError):

@@ -89,7 +89,7 @@ class Processes:
     ``target`` must be a function of a module; arguments and results must pickle.
     """
 
-    def __init__(self, limit: float = 30.0) -> None:
+    def __init__(self, limit: float = 120.0) -> None:
         self._limit = limit
         self._deadline = time.monotonic() + limit
         self._children: dict[str, _Child] = {}
@@ -151,12 +151,15 @@ class Processes:
         """SIGCONT."""
         _signal(self._children[name].process, signal.SIGCONT)
 
-    def wait(self) -> dict[str, Any]:
+    def wait(self, limit: float | None = None) -> dict[str, Any]:
         """What the targets returned, by name.
 
         Raises ``ProcessesFailed`` as soon as one raises, dies (unless it was killed here), or when
-        the time is over; whoever is left is named, with the stacks of all its threads.
+        the time is over (``limit`` seconds from now, if given); whoever is left is named, with the
+        stacks of all its threads.
         """
+        if limit is not None:
+            self._limit, self._deadline = limit, time.monotonic() + limit
         while waiting := [child for child in self._children.values() if not child.ended]:
             handles = {child.pipe: child for child in waiting}
             left = self._deadline - time.monotonic()
@@ -215,14 +218,12 @@ class Processes:
             child.pipe.close()
 
 
-def distributed_test(
-    function: Callable[..., Any], count: int, *arguments: Any, limit: float = 30.0
-) -> list[Any]:
+def distributed_test(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
     """Calls ``function(rank, directory, *arguments)`` in ``count`` processes; what they returned.
 
     ``directory`` is a common folder that goes with the test.
     """
-    with Processes(limit) as processes:
+    with Processes() as processes:
         for rank in range(count):
             processes.start(f"rank {rank}", function, rank, processes.directory, *arguments)
         results = processes.wait()
@@ -254,6 +255,9 @@ def _stacks(child: _Child) -> str:
     """What ``faulthandler`` writes; a paused process is woken for it."""
     for number in (signal.SIGCONT, signal.SIGUSR1):
         _signal(child.process, number)
-    child.process.join(0.5)
-    text = child.stacks.read_text() if child.stacks.exists() else ""
-    return text or "(none: it had not begun)"
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        child.process.join(0.5)  # it writes on after the first line
+        if child.stacks.exists() and (text := child.stacks.read_text()):
+            return text
+    return "(none: it had not begun)"

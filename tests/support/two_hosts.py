@@ -53,15 +53,15 @@ def talk(pair: Pair, count: int) -> None:
 
     pair.a.spawn("ask", ask)
     for n in range(count):
-        message = pair.b.receive("x", timeout=20)
+        message = pair.b.receive("x", timeout=60)
         assert message.body["n"] == n
         if n % 3:
             assert isinstance(message.vector, TensorVector)
             assert torch.equal(message.vector.tensor, torch.full((n * 997 % 60_000,), float(n)))
         message.release()
-        assert pair.b.receive("y", timeout=20).body["n"] == n
+        assert pair.b.receive("y", timeout=60).body["n"] == n
         pair.b.send(A, "z", {"n": n})
-        assert pair.a.receive("z", timeout=20).body["n"] == n
+        assert pair.a.receive("z", timeout=60).body["n"] == n
     for port in ("x", "y"):
         with pytest.raises(TimedOut):
             pair.b.receive(port, timeout=0.0)
@@ -69,7 +69,7 @@ def talk(pair: Pair, count: int) -> None:
 
 def member(place: SocketAddress, credentials: str = CREDENTIALS) -> ssl.SSLSocket:
     """A connection of one who has the credentials, before its greeting."""
-    sock = socket.create_connection(tuple(place), timeout=10)
+    sock = socket.create_connection(tuple(place), timeout=60)
     _, calling = tls_contexts(credentials)
     return calling.wrap_socket(sock, server_hostname=MEMBER)
 

@@ -41,7 +41,7 @@ def test_who_comes_before_the_node_waits_and_is_heard(tmp_path: Path) -> None:
     a.send(learner(1), "x", {"n": 1}, TensorVector.zeros(3))
     time.sleep(0.05)
     b = late.node(learner(1))
-    assert b.receive("x", timeout=5).body == {"n": 1}
+    assert b.receive("x", timeout=60).body == {"n": 1}
     early.close()
     late.close()
 
@@ -56,9 +56,9 @@ def test_a_host_without_the_coordinator_is_not_taken_for_it(tmp_path: Path) -> N
     with pytest.raises(Gone):
         node.send(COORDINATOR, "x", {})
     coordinator = elsewhere.node(COORDINATOR)
-    assert node.receive("control", timeout=5).body == CoordinatorFound()
+    assert node.receive("control", timeout=60).body == CoordinatorFound()
     node.send(COORDINATOR, "x", {})
-    assert coordinator.receive("x", timeout=5).sender == learner(0)
+    assert coordinator.receive("x", timeout=60).sender == learner(0)
     here.close()
     elsewhere.close()
 
@@ -74,7 +74,7 @@ def test_a_successor_takes_the_name_over_and_keeps_it(tmp_path: Path) -> None:
     found = asker.here(learner(1))
     assert found is not None
     found.send(COORDINATOR, "x", {})
-    assert node.receive("x", timeout=5).sender == learner(1)
+    assert node.receive("x", timeout=60).sender == learner(1)
     asker.close()
     second.close()
     assert list(tmp_path.iterdir()) == []
@@ -130,8 +130,8 @@ def test_neighbours_on_one_host_hear_of_each_others_end() -> None:
     coordinator.port("x", lost=True)
     node.send(COORDINATOR, "x", {"n": 1})
     node.close()
-    assert coordinator.receive("x", timeout=5).body == {"n": 1}
-    assert coordinator.receive("x", timeout=5).body == ConnectionLost(learner(0))
+    assert coordinator.receive("x", timeout=60).body == {"n": 1}
+    assert coordinator.receive("x", timeout=60).body == ConnectionLost(learner(0))
     host.close()
 
 
@@ -146,7 +146,7 @@ def test_a_death_is_told_after_what_the_reactor_has_not_read_yet(
         node.set_members(view)
     if acquainted:
         a.send(b.address, "hello", {})
-        b.receive("hello", timeout=5)
+        b.receive("hello", timeout=60)
     tcp_listener = hold_up(hosts[1])
     for n in range(5):
         a.send(b.address, "x", {"n": n}, TensorVector.zeros(10))
@@ -167,7 +167,7 @@ def test_the_coordinator_is_gone_after_what_the_reactor_has_not_read_yet(
     there, here = Host(tmp_path, "coordinator"), Host(tmp_path)
     coordinator, node = there.node(COORDINATOR), here.node(learner(0), there.endpoint)
     node.port("control", members=True)
-    assert node.receive("control", timeout=5).body == CoordinatorFound()
+    assert node.receive("control", timeout=60).body == CoordinatorFound()
     tcp_listener = hold_up(here)
     coordinator.meet(Member(node.address, node.endpoint))
     for n in range(5):
@@ -195,7 +195,7 @@ def test_a_vector_for_a_connection_that_has_ended_costs_no_slot(tmp_path: Path) 
     link = a._links[b.address]
     hosts[1].close()
     for _ in range(CREDIT - 1):
-        link.join(5)
+        link.join(60)
         link.send("x", b"{}", TensorVector.zeros(10), None)
     assert [len(free) for free in hosts[0].slots._free.values()] == [1]
     hosts[0].close()
@@ -207,9 +207,9 @@ def hold_up(host: Host) -> threading.Event:
 
     def wait() -> None:
         held.set()
-        tcp_listener.wait(10)
+        tcp_listener.wait(60)
 
     assert host.reactor is not None
     host.reactor.call(wait)
-    assert held.wait(5)
+    assert held.wait(60)
     return tcp_listener
