@@ -60,6 +60,21 @@ def test_hosts_are_read_and_written(tmp_path: Path) -> None:
     assert file.read_text().count("[[host]]") == 2
 
 
+def test_the_fastest_hosts_come_first(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_text(WHOLE + '\n[[host]]\nname = "wide"\n')
+    hosts = read_hosts(file)
+    for count, expected in (
+        (1, {"new": 1}),
+        (4, {"new": 4}),
+        (5, {"new": 4, "wide": 1}),  # as fast as "old", on a faster link
+        (6, {"new": 4, "wide": 1, "old": 1}),
+    ):
+        chosen = hosts.fastest_learners(count)
+        assert {host.name: host.learners for host in chosen.host} == expected
+        assert chosen.minibatch_ms == hosts.minibatch_ms
+
+
 def test_costs_are_filled_in_where_there_are_none(tmp_path: Path) -> None:
     file = tmp_path / "hosts.toml"
     file.write_text(WHOLE)
@@ -81,6 +96,8 @@ def test_costs_are_filled_in_where_there_are_none(tmp_path: Path) -> None:
         ("sgd = 8", "sdg = 8", ["minibatch_ms.sdg"]),
         ("bandwidth_mbit = 100", "bandwidth_mbit = -1", ["network.bandwidth_mbit"]),
         ("latency_ms = 0.5", "", ["network.latency_ms is missing"]),
+        ("[network]", "[training]\nexamples = 0\n[network]", ["training.examples"]),
+        ("[network]", "[training]\nexamples = 9\n[network]", ["training.parameters is missing"]),
         ("[network]", "[network", ["is not a TOML file"]),
     ],
 )

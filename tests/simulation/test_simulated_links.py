@@ -71,6 +71,13 @@ def test_the_slower_of_two_links_decides() -> None:
     assert network.delay(learner(1), learner(0), 1_000_000, 0.0) == pytest.approx(4.006)
 
 
+def test_short_messages_go_between_the_packets_of_long_ones() -> None:
+    network = cluster(1, 1, network=Link(bandwidth_mbit=8.0, latency_ms=1.0))
+    assert network.delay(learner(0), learner(1), 1_000_000, 0.0) == pytest.approx(1.002)
+    assert network.delay(learner(0), learner(1), 1000, 0.1) == pytest.approx(0.003)
+    assert network.delay(learner(0), learner(1), 1_000_000, 0.1) == pytest.approx(1.902)
+
+
 @pytest.mark.parametrize("learners", [2, 4])
 def test_allreduce_takes_the_time_of_its_messages(learners: int) -> None:
     """In each of k rounds everybody sends N - 1 parts of V / N bytes twice: k (c + round)."""

@@ -184,7 +184,7 @@ def test_time_alone_is_the_time_of_a_run(small: Path, hosts: Path, tmp_path: Pat
 
 def test_time_alone_needs_no_data(hosts: Path, tmp_path: Path) -> None:
     common = ["--strategies", "averaging", "--timing", "--hosts", hosts, "--out", tmp_path / "out"]
-    with pytest.raises(UserError, match="needs --minibatches N and --parameters N"):
+    with pytest.raises(UserError, match="--minibatches N and --parameters N, or"):
         simulate(*common)
     output = simulate(*common, "--minibatches", 40, "--parameters", 1000)
     assert output.splitlines()[1].split()[:2] == ["strategy", "learners"]

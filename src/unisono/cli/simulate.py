@@ -10,25 +10,28 @@ import typer
 from unisono.cli.options import Epochs, Seeds, Sets
 from unisono.errors import UserError
 from unisono.simulation.hosts import read_hosts
+from unisono.training.recommend import PLAN_STRATEGIES
+from unisono.training.recommendation_text import recommend
 from unisono.training.simulate import Simulate
 from unisono.training.simulate_timing import Load, SimulateTiming, load_of
-from unisono.training.simulation_plan import Simulation, plan_simulation, read_slow
+from unisono.training.simulation_plan import Simulation, plan_simulation, read_slow, sizes_of
 
 
 def simulate(
-    strategies: Annotated[
-        str,
-        typer.Option(
-            help="Strategies, commas between them, options behind colons: "
-            "allreduce,averaging:sharding=dynamic. solo is always there, with one learner."
-        ),
-    ],
     out: Annotated[
         Path, typer.Option(help="The simulation's directory; what is done in it stays done.")
     ],
     prep: Annotated[
         Path | None,
         typer.Argument(metavar="PREP", help="Prepared data; --timing can do without."),
+    ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Strategies, commas between them, options behind colons: "
+            "allreduce,averaging:sharding=dynamic. solo is always there, with one learner.",
+            show_default="with --plan: those that are worth a try",
+        ),
     ] = None,
     learners: Annotated[
         int | None,
@@ -56,19 +59,52 @@ def simulate(
     timing: Annotated[
         bool, typer.Option("--timing", help="Time alone: nothing is computed, nothing is learned.")
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Recommend strategy, pace and number of learners for --hosts: simulated time, "
+            "and examples needed as in docs/evidence.md.",
+        ),
+    ] = False,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            help="With --plan: how long training may take; fewer learners are preferred then.",
+            min=0.001,
+            show_default="as short as can be",
+        ),
+    ] = None,
     minibatches: Annotated[
         int | None,
-        typer.Option(help="Of an epoch, with --timing.", min=1, show_default="those of PREP"),
+        typer.Option(
+            help="Of an epoch, with --timing or --plan.",
+            min=1,
+            show_default="those of PREP, or of [training] in --hosts",
+        ),
     ] = None,
     parameters: Annotated[
         int | None,
-        typer.Option(help="Of the model, with --timing.", min=1, show_default="by --set"),
+        typer.Option(
+            help="Of the model, with --timing or --plan.",
+            min=1,
+            show_default="by --set, or of [training] in --hosts",
+        ),
     ] = None,
     seeds: Seeds = 1,
     epochs: Epochs = None,
     sets: Sets = None,
 ) -> None:
     """Train with each strategy on a virtual clock, with real gradients; table and report.html."""
+    if strategies is None and not plan:
+        raise UserError("which strategies? Give --strategies a,b, or --plan for a recommendation")
+    if hours is not None and not plan:
+        raise UserError("--hours is for --plan")
+    if plan and (hosts is None or timing or slow or learners):
+        raise UserError(
+            "--plan goes with --hosts FILE.toml, and without --timing, --slow and --learners: it "
+            "tries numbers of learners itself; a slow machine has a lower speed in the file"
+        )
     cluster = None if hosts is None else read_hosts(hosts)
     count = learners or (None if cluster is None else cluster.learners)
     if count is None:
@@ -76,32 +112,35 @@ def simulate(
     if cluster is not None and count != cluster.learners:
         raise UserError(f"--learners {count}, but {hosts} has {cluster.learners}: leave it out")
     resolved = None if prep is None else prep.resolve()
+    named = strategies or PLAN_STRATEGIES
+    sizes = sizes_of(None if prep is not None else cluster)
     simulation = Simulation(
-        plan=plan_simulation(resolved, strategies, count, seeds, epochs, sets or []),
+        plan=plan_simulation(resolved, named, count, seeds, epochs, [*sizes, *(sets or [])]),
         out=out,
         hosts=cluster,
         slow=read_slow(slow or [], count),
         say=typer.echo,
         runs=calibrate or [],
     )
-    if timing:
+    if plan:
+        lines = recommend(simulation, _load(simulation, minibatches, parameters), hours)
+    elif timing:
         lines = SimulateTiming(simulation, _load(simulation, minibatches, parameters)).run()
     elif prep is None:
         raise UserError("what to train on? Give PREP, or --timing with --minibatches N")
     elif minibatches is not None or parameters is not None:
-        raise UserError("--minibatches and --parameters are for --timing")
+        raise UserError("--minibatches and --parameters are for --timing and --plan")
     else:
         lines = Simulate(simulation).run()
     for line in lines:
         typer.echo(line)
-    if not timing:
+    if not timing and not plan:
         typer.echo(f"report: {out / 'report.html'}")
 
 
 def _load(simulation: Simulation, minibatches: int | None, parameters: int | None) -> Load:
     if minibatches is not None and parameters is not None:
         return Load(minibatches, parameters)
-    if not simulation.plan.base.prep:
-        raise UserError("--timing without PREP needs --minibatches N and --parameters N")
-    found = load_of(simulation.plan.base)
+    hosts = simulation.hosts
+    found = load_of(simulation.plan.base, None if hosts is None else hosts.training)
     return Load(minibatches or found.minibatches, parameters or found.parameters)

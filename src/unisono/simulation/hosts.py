@@ -71,10 +71,21 @@ class HostTable(ConfigTable):
         return (1 + self.contention * math.log2(self.learners)) / self.speed
 
 
+class TrainingTable(ConfigTable):
+    """`[training]`: what is to be trained, where there is no PREP to tell it."""
+
+    examples: Positive = Field(description="of one epoch")
+    parameters: Positive = Field(description="of the model")
+    minibatch: Positive | None = Field(
+        default=None, description="examples a step of one learner; unset: that of the configuration"
+    )
+
+
 class Hosts(ConfigTable):
     """A cluster: its hosts, the network between them, and the costs that were measured.
 
     Attributes:
+        training: size of the data and of the model; data that are given go before it.
         minibatch_ms: milliseconds that a minibatch takes at speed 1 for a learner alone on its
             host, by optimizer: forward, backward and the step.
         shared_memory: what messages cost between learners of one host.
@@ -82,6 +93,7 @@ class Hosts(ConfigTable):
         host: the machines.
     """
 
+    training: TrainingTable | None = None
     minibatch_ms: dict[Annotated[OptimizerChoice, Field(strict=False)], Above] = Field(default={})
     shared_memory: Link | None = None
     network: Link = Link(bandwidth_mbit=1000.0, latency_ms=0.1)
@@ -104,6 +116,20 @@ class Hosts(ConfigTable):
         """The fastest host alone, with one learner."""
         best = max(self.host, key=lambda host: host.speed)
         return self.model_copy(update={"host": [best.model_copy(update={"learners": 1})]})
+
+    def fastest_learners(self, count: int) -> Hosts:
+        """The same with so many learners: the fastest hosts first, then those with faster links."""
+
+        def rank(host: HostTable) -> tuple[float, float]:
+            return host.slowness, -self.link(host).bandwidth_mbit
+
+        chosen = []
+        for host in sorted(self.host, key=rank):
+            if count > 0:
+                here = min(count, host.learners)
+                chosen.append(host.model_copy(update={"learners": here}))
+                count -= here
+        return self.model_copy(update={"host": chosen})
 
     def link(self, host: HostTable) -> Link:
         """A host's link to the others."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from unisono.fabric import Address
 from unisono.simulation.hosts import Hosts
 
+SHORT = 4096
+"""Bytes: requests to the coordinator and its replies are shorter, vectors of a model longer."""
+
 
 class HostNetwork:
     """What messages cost, with queues where they share a way; asked in the order of time.
@@ -19,7 +22,9 @@ class HostNetwork:
         out = begin + bytes / bandwidth of the sender's link,
         in  = max(out, max(begin, the last one in) + bytes / bandwidth of the receiver's link),
 
-    and it arrives at ``in`` plus both latencies. The coordinator is on the first host. Wherever the
+    and it arrives at ``in`` plus both latencies. Connections share a link packet by packet, so that
+    messages of up to ``SHORT`` bytes do not wait for long ones, nor long ones for them. The
+    coordinator is on the first host. Wherever the
     receiver is, sending takes the sender's core for as long as copying.
     """
 
@@ -39,11 +44,15 @@ class HostNetwork:
             begin = max(now, self._copied.get(sender, 0.0))
             sent = self._copied[sender] = begin + nbytes / self._memory.bandwidth
             return sent - now + self._memory.latency
+        latency = self._links[here].latency + self._links[there].latency
+        if nbytes <= SHORT:
+            narrow = min(self._links[here].bandwidth, self._links[there].bandwidth)
+            return latency + nbytes / narrow
         begin = max(now, self._out[here])
         out = self._out[here] = begin + nbytes / self._links[here].bandwidth
         first = max(begin, self._in[there])
         arrived = self._in[there] = max(out, first + nbytes / self._links[there].bandwidth)
-        return arrived - now + self._links[here].latency + self._links[there].latency
+        return arrived - now + latency
 
     def sending(self, nbytes: int) -> float:
         """Seconds of the sender's own core."""

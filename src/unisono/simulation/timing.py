@@ -14,6 +14,9 @@ from unisono.learner.task import Task
 from unisono.simulation.loops import run_loops
 from unisono.strategies.base import StateBundle, Strategy
 
+OnCompute = Callable[[int, float, float], None]
+"""Takes the number of a learner, and when it began and ended to compute a minibatch."""
+
 
 class SizeStorage:
     """A model that has a size and no values; see ``unisono.learner.replica.Storage``."""
@@ -108,6 +111,7 @@ class Timing:
         staleness: mean over updates; None where none was noted.
         bytes_sent: vectors, by all learners.
         minibatches: of each learner.
+        rounds: that a learner took part in, exchanges included; the mean.
     """
 
     strategy: str
@@ -118,6 +122,7 @@ class Timing:
     staleness: float | None
     bytes_sent: int
     minibatches: list[int]
+    rounds: float
 
 
 def time_strategy(
@@ -133,6 +138,7 @@ def time_strategy(
     slowness: Mapping[int, float],
     spread: Mapping[int, float],
     network: Network,
+    on_compute: OnCompute | None = None,
 ) -> Timing:
     """Runs a strategy over so many minibatches, without computing anything.
 
@@ -148,9 +154,10 @@ def time_strategy(
         slowness: how many times longer it takes at some learners.
         spread: how much it varies at some learners.
         network: what messages cost.
+        on_compute: told of each minibatch that was computed.
     """
     begun, ended, stale, waited = [], [], [], 0.0
-    trained, sent = [0] * learners, 0
+    trained, sent, rounds = [0] * learners, 0, 0
 
     def loop() -> None:
         nonlocal waited, sent
@@ -175,7 +182,10 @@ def time_strategy(
         begun.append(fabric.now())
         stepper = session.stepper
         while (found := stepper.next()) is not None:
+            computing = fabric.now()
             fabric.compute(lambda: None, placement.cost)
+            if on_compute is not None:
+                on_compute(placement.number, computing, fabric.now())
             stepper.backward_done()
             stepper.update_begins()
             session.replica.begin_update()
@@ -188,8 +198,11 @@ def time_strategy(
         placement.close()
 
     def sink(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and "staleness" in event:
-            stale.append(event["staleness"])
+        nonlocal rounds
+        if event["event"] == "round":
+            rounds += 1
+            if "staleness" in event:
+                stale.append(event["staleness"])
 
     run = run_loops(
         loop,
@@ -212,4 +225,5 @@ def time_strategy(
         sum(stale) / len(stale) if stale else None,
         sent,
         trained,
+        rounds / learners,
     )

@@ -45,6 +45,13 @@ def read_slow(texts: Sequence[str], learners: int) -> dict[int, float]:
     return slow
 
 
+def sizes_of(hosts: Hosts | None) -> list[str]:
+    """``--set`` texts for what a hosts file says of the training."""
+    training = None if hosts is None else hosts.training
+    size = None if training is None else training.minibatch
+    return [] if size is None else [f"minibatch={size}"]
+
+
 def plan_simulation(
     prep: Path | None,
     strategies: str,
