@@ -11,6 +11,7 @@ import torch
 from unisono.fabric import (
     COORDINATOR,
     Address,
+    Addresses,
     Gone,
     Member,
     Message,
@@ -52,8 +53,16 @@ def test_views_travel_as_plain_data() -> None:
         7, (Member(learner(11), "unix:b"), Member(learner(2), "unix:a"), Member(COORDINATOR, ""))
     )
     assert from_plain(View, json.loads(json.dumps(to_plain(view)))) == view
-    assert view.addresses() == [learner(2), learner(11)]
-    assert view.addresses("coordinator") == [COORDINATOR]
+    assert view.addresses() == (learner(2), learner(11))
+
+
+def test_addresses_know_the_place_of_each() -> None:
+    found = Addresses([learner(11), learner(2), learner(2, incarnation=1)])
+    assert list(found) == [learner(2), learner(2, 1), learner(11)]
+    assert [found.index(address) for address in found] == [0, 1, 2]
+    assert learner(2, 1) in found and learner(3) not in found
+    with pytest.raises(ValueError, match="learner-3"):
+        found.index(learner(3))
 
 
 def test_a_body_at_the_limit_is_the_last_that_is_accepted() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.pool.ranges import RangeSet, count, cut
+from unisono.pool.ranges import RangeSet, count, cut, subtract
 
 ends = st.integers(0, 40)
 ranges = st.tuples(ends, ends)
@@ -38,6 +40,21 @@ def test_a_range_set_does_what_a_set_does(actions: list[tuple[str, tuple[int, in
             expected -= set(taken)
         check(found, expected)
         assert all((p in found) == (p in expected) for p in range(-1, 42))
+
+
+@settings(deadline=None)
+@given(st.lists(ranges, max_size=8), st.lists(ranges, max_size=8), ranges)
+def test_parts_and_differences_are_those_of_sets(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], part: tuple[int, int]
+) -> None:
+    def positions(ranges: Iterable[tuple[int, int]]) -> set[int]:
+        return {p for start, stop in ranges for p in range(start, stop)}
+
+    within = RangeSet(one).within(*part)
+    assert positions(within) == positions(one) & set(range(*part))
+    assert all(start < stop for start, stop in within)
+    assert positions(subtract(one, other)) == positions(one) - positions(other)
+    assert subtract(one, RangeSet(other)) == subtract(one, other)
 
 
 @settings(deadline=None)

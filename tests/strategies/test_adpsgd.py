@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.coordinator.pace import OVERHEAD
-from unisono.fabric import Fabric, learner
+from unisono.fabric import Addresses, Fabric, learner
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import SeededScheduler
@@ -152,17 +152,17 @@ def test_the_predicted_distance_is_that_of_a_random_walk(n: int) -> None:
 
 
 def test_neighbours_are_those_of_the_ring_of_members() -> None:
-    ring = [learner(number) for number in (0, 2, 5, 7)]
+    ring = Addresses(learner(number) for number in (0, 2, 5, 7))
     assert neighbours(ring, learner(2)) == [learner(5), learner(0)]
     assert neighbours(ring, learner(7)) == [learner(0), learner(5)]
-    assert neighbours(ring[:2], learner(0)) == [learner(2)]
-    assert neighbours(ring[:1], learner(0)) == []
+    assert neighbours(Addresses(ring[:2]), learner(0)) == [learner(2)]
+    assert neighbours(Addresses(ring[:1]), learner(0)) == []
 
 
 def test_a_learner_may_hear_from_others_before_it_sees_itself_among_the_members() -> None:
-    ring = [learner(number) for number in (0, 2, 7)]
+    ring = Addresses(learner(number) for number in (0, 2, 7))
     assert neighbours(ring, learner(5)) == [learner(7), learner(2)]
-    assert neighbours([], learner(5)) == []
+    assert neighbours(Addresses(), learner(5)) == []
 
 
 DATA = TensorDataset(torch.randn(960, 5), torch.randn(960, 1))

@@ -21,7 +21,7 @@ from unisono.coordinator.messages import (
 )
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
-from unisono.fabric import Address, learner
+from unisono.fabric import Address, View, learner
 from unisono.pool.ranges import RangeSet
 
 A = TypeVar("A")
@@ -90,6 +90,8 @@ def picture(thing: Any) -> Any:
         return thing
     if isinstance(thing, Address):
         return str(thing)
+    if isinstance(thing, View):
+        return [thing.version, picture(thing.members)]
     if isinstance(thing, RangeSet):
         return list(thing)
     if isinstance(thing, dict):

@@ -97,7 +97,8 @@ class Checkpoints:
         parts = self._parts.setdefault(number, set())
         parts.add(who)
         ordered = self._ordered.get(number)
-        if not parts >= set(living if ordered is None else ordered):
+        wanted = living if ordered is None else ordered
+        if len(parts) < len(wanted) or not parts.issuperset(wanted):
             return None
         if ordered is not None and number not in self._committed:
             return None  # It was given up.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from unisono.coordinator.directives import (
     CloseRound,
@@ -36,10 +36,14 @@ class DynamicSharding:
         self._run = run
         self._entered: set[Address] = set()
         """Who has the run's parameters."""
+        self._first: Address | None = None
+        """The first of them."""
         self._entering: dict[Address, Command] = {}
         self._donors: dict[Address, Address] = {}
         """Who was told to send its state, by newcomer."""
         self._requests: dict[Address, tuple[RequestLease, Command]] = {}
+        self._asked: dict[Address, None] = {}
+        """Whose requests have come since leases were granted last."""
         self._idle: set[Address] = set()
         self._leasing = False
         """Whether everybody has entered once."""
@@ -47,14 +51,19 @@ class DynamicSharding:
         """Minibatches since the last round."""
 
     @property
-    def state_holders(self) -> list[Address]:
+    def state_holders(self) -> Set[Address]:
         """The living learners that have the run's parameters."""
-        return [a for a in self._run.learners if a in self._entered]
+        return self._entered
 
     @property
-    def witnesses(self) -> list[Address]:
+    def has_state_holders(self) -> bool:
+        """Whether there are any."""
+        return bool(self._entered)
+
+    @property
+    def witnesses(self) -> Set[Address]:
         """Who may have the work of somebody who is gone."""
-        return [*self.state_holders, *self._donors]
+        return {*self._entered, *self._donors}
 
     # Newcomers.
 
@@ -76,6 +85,8 @@ class DynamicSharding:
     def remove(self, who: Address) -> None:
         """The member is dead or has left."""
         self._entered.discard(who)
+        if who == self._first:
+            self._first = min(self._entered, default=None)
         self._entering.pop(who, None)
         self._idle.discard(who)
         self._requests.pop(who, None)
@@ -86,22 +97,24 @@ class DynamicSharding:
 
     def _let_in(self, who: Address) -> None:
         self._entered.add(who)
+        self._first = who if self._first is None else min(self._first, who)
         self._run.sync_rounds.enter(who)
 
     def _welcome(self) -> None:
         """A newcomer gets a living learner's state, between two sync rounds."""
         run = self._run
-        if run.sync_rounds.open:
+        if not self._entering or run.sync_rounds.open:
             return
+        may_begin = run.first_donor(self._entering) if self._first is None else None
         for who, command in sorted(self._entering.items(), key=lambda item: item[0]):
-            donor = min(self._entered, default=None)
+            donor = self._first
             if run.pool.over:
                 del self._entering[who]
                 run.delivery.answer(command, Complete())
                 continue
             if who in run.restored and not run.pool.counts.committed:
                 donor = None  # It comes with its own part of the run's state.
-            elif donor is None and who != run.first_donor([who]):
+            elif donor is None and who != may_begin:
                 continue
             del self._entering[who]
             run.delivery.answer(command, EntryGranted(donor))
@@ -116,6 +129,7 @@ class DynamicSharding:
     def request(self, operation: RequestLease, command: Command) -> None:
         """A learner wants minibatches."""
         self._requests[command.who] = operation, command
+        self._asked[command.who] = None
 
     def idle(self, who: Address) -> None:
         """A learner has trained all that it leased."""
@@ -126,7 +140,7 @@ class DynamicSharding:
         run = self._run
         assert run.job is not None
         self._welcome()
-        missing = any(a not in self._entered for a in run.learners)
+        missing = len(self._entered) < len(run.learners)
         if self._donors or (missing and not self._leasing):
             return
         self._leasing = True
@@ -137,14 +151,15 @@ class DynamicSharding:
                 self._tell_cut()
             return
         spent = self._leased >= run.pace.share * len(self._entered)
-        dry = bool(self._entered) and all(who in self._idle for who in self._entered)
+        dry = bool(self._entered) and self._entered <= self._idle
         if (spent or (dry and not run.pool.over)) and not run.sync_rounds.open:
             self._leased = 0
             self._open_round(held_by_departed)
 
     def _grant_leases(self) -> None:
         run = self._run
-        for who, (request, command) in list(self._requests.items()):
+        for who in self._answerable():
+            request, command = self._requests[who]
             answer: Answer
             if run.pool.over:
                 answer = run.complete(self.state_holders)
@@ -160,10 +175,21 @@ class DynamicSharding:
             del self._requests[who]
             run.delivery.answer(command, answer)
 
-    def _may_lease(self, who: Address) -> bool:
+    def _answerable(self) -> list[Address]:
+        """Whose requests may have an answer by now, in the order in which they came."""
+        asked, self._asked = self._asked, {}
+        if self._run.pool.over or (self._run.pool.free and not self._is_alone):
+            return list(self._requests)
+        return [who for who in dict.fromkeys((self._first, *asked)) if who in self._requests]
+
+    @property
+    def _is_alone(self) -> bool:
         """At the start one learner may have to train by itself until all of that is committed."""
         assert self._run.job is not None
-        return len(self._run.pool.committed) >= self._run.job.alone or who == min(self._entered)
+        return len(self._run.pool.committed) < self._run.job.alone
+
+    def _may_lease(self, who: Address) -> bool:
+        return not self._is_alone or who == self._first
 
     # Rounds and snapshots.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.fabric.address import Address
@@ -63,7 +64,7 @@ class Pace:
         if self.adaptive and timing is not None and timing.minibatches > 0:
             self._timings.setdefault(who, []).append(timing)
 
-    def at(self, round_: int, members: list[Address]) -> int:
+    def at(self, round_: int, members: Sequence[Address]) -> int:
         """The pace from a round on; a new one is chosen when every member has measured."""
         if self.adaptive:
             counts = [len(self._timings.get(member, [])) for member in members]
@@ -74,7 +75,7 @@ class Pace:
                 self._timings.clear()
         return next(share for first, share in reversed(self.schedule) if first <= round_)
 
-    def _choose(self, members: list[Address]) -> int:
+    def _choose(self, members: Sequence[Address]) -> int:
         """At most twice as rare as before: the first rounds are slow for other reasons, too."""
         cost = min(statistics.median(t.round_s for t in self._timings[m]) for m in members)
         step = statistics.median(

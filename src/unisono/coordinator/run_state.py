@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from unisono.coordinator.checkpoints import Checkpoints
 from unisono.coordinator.delivery import Delivery
@@ -12,7 +12,7 @@ from unisono.coordinator.messages import Body, Complete
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.coordinator.pace import LEAST_ROUNDS, LEAST_SHARE, Pace
 from unisono.coordinator.sync_rounds import SyncRounds
-from unisono.fabric.address import Address
+from unisono.fabric.address import Address, Addresses
 from unisono.fabric.api import View
 from unisono.pool.pool import Pool
 
@@ -42,7 +42,7 @@ class RunState:
         self.leader: Address | None = None
 
     @property
-    def learners(self) -> list[Address]:
+    def learners(self) -> Addresses:
         """The living learners, in the members' order."""
         return self.view.addresses()
 
@@ -56,7 +56,7 @@ class RunState:
         """Dynamic sharding without sync rounds: others may have the work of the dead."""
         return self.is_dynamic and self.job is not None and not self.job.commits_by_round
 
-    def first_donor(self, candidates: Sequence[Address]) -> Address | None:
+    def first_donor(self, candidates: Collection[Address]) -> Address | None:
         """Who may begin with its own parameters when nobody living has the run's.
 
         Only before anything is committed: later, what is committed would be lost unseen. And only a
@@ -75,7 +75,7 @@ class RunState:
         self.pace.most = max(1, self.job.total // (len(self.learners) * LEAST_ROUNDS))
         return self.pace.at(round_, self.learners)
 
-    def complete(self, holders: Sequence[Address]) -> Complete:
+    def complete(self, holders: Collection[Address]) -> Complete:
         """Everything is committed; the first who has the model is to see to it."""
         if self.leader is None:
             if self.pool.counts.leased == 0:

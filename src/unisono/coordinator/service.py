@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -89,6 +90,7 @@ class Service:
         self._open_sink = None if sink is not None else open_sink
         self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
+        """When a learner was heard last; who was silent for longest comes first."""
         self._outbox = Outbox(fabric)
         self._unacknowledged: dict[Address, int] = {}
         now = fabric.now()
@@ -231,6 +233,7 @@ class Service:
             self._note_member(command)
         elif sender not in self.state.learners:
             return self._take_of_stranger(sender, body, command)
+        self._seen.pop(sender, None)
         self._seen[sender] = self._fabric.now()
         return command
 
@@ -328,13 +331,16 @@ class Service:
             self._seen = dict.fromkeys(self._seen, now)
         self._looked = now
         late = now - self._timeout
-        silent = [a for a in self.state.learners if self._seen.get(a, late + 1) < late]
-        state_holders = self.state.state_holders
+        silent = list(itertools.takewhile(lambda a: self._seen[a] < late, self._seen))
+        for gone in [a for a in silent if a not in self.state.learners]:
+            silent.remove(gone)
+            del self._seen[gone]
+        state_holders = self.state.state_holders if silent else ()
         if state_holders and set(state_holders) <= set(silent):
             last = max(state_holders, key=lambda a: self._seen[a])
             if now - self._seen[last] < PATIENCE * self._timeout:
                 silent.remove(last)
-        return [Command(a, Lost(LossReason.SILENT, self._timeout)) for a in silent]
+        return [Command(a, Lost(LossReason.SILENT, self._timeout)) for a in sorted(silent)]
 
     def _start_without_the_missing(self) -> list[Command]:
         if self.state.started or not self.state.learners or self._waits_for_all:

@@ -6,6 +6,7 @@ draws no random number, so that replaying the journal of operations leads to the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import singledispatchmethod
 
 from unisono.coordinator.departed import Departed
@@ -93,14 +94,17 @@ class State(RunState):
         return self._orderly or self.pool.over or self.failure is not None
 
     @property
-    def state_holders(self) -> list[Address]:
+    def state_holders(self) -> Collection[Address]:
         """The living learners that have the run's parameters."""
         return self._dynamic.state_holders if self.is_dynamic else self._static.state_holders
 
     @property
     def orphaned(self) -> bool:
         """Whether there are learners, and none of them has the run's parameters or may begin."""
-        if not self.learners or not self.started or self.pool.over or self.state_holders:
+        if not self.learners or not self.started or self.pool.over:
+            return False
+        sharding = self._dynamic if self.is_dynamic else self._static
+        if sharding.has_state_holders:
             return False
         return self.first_donor(self.learners) is None
 
@@ -201,7 +205,8 @@ class State(RunState):
         self._static.remove(who)
         self._dynamic.remove(who)
         self.sync_rounds.remove(who)
-        self._departed.add(who, self._dynamic.witnesses if self.commits_by_word else [])
+        may_live_on = self.commits_by_word and not self.pool.over
+        self._departed.add(who, self._dynamic.witnesses if may_live_on else ())
 
     def _set_members(self, members: tuple[Member, ...]) -> None:
         self.view = View(self.view.version + 1, members)
@@ -309,7 +314,7 @@ class State(RunState):
         static = self.job is not None and not self.is_dynamic
         for who, command in list(self._leaving.items()):
             if static or self.pool.over or not self.sync_rounds.may_contain(who):
-                last = self.learners == [who] and self.leader is None
+                last = self.learners == (who,) and self.leader is None
                 self.delivery.answer(command, Left(last))
                 self._orderly = True
                 self._remove(who)

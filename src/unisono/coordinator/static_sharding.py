@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from unisono.coordinator.messages import (
     Answer,
     Assigned,
@@ -23,6 +25,8 @@ class StaticSharding:
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._assignments: list[Assignment] = []
+        self._living: set[Address] = set()
+        """Members of the last assignment."""
         self._requests: dict[Address, tuple[RequestAssignment, Command]] = {}
 
     def request(self, operation: RequestAssignment, command: Command) -> None:
@@ -32,22 +36,25 @@ class StaticSharding:
     def remove(self, who: Address) -> None:
         """The member is dead or has left."""
         self._requests.pop(who, None)
+        self._living.discard(who)
 
     @property
-    def state_holders(self) -> list[Address]:
+    def has_state_holders(self) -> bool:
+        """Whether there are any."""
+        return bool(self._living)
+
+    @property
+    def state_holders(self) -> Set[Address]:
         """The living members of the last assignment.
 
         Its newcomers count once they have completed a round, or if nobody else is left.
         """
         if not self._assignments:
-            return []
+            return set()
         assignment = self._assignments[-1]
-        members = [a for a in self._run.learners if a in assignment.members]
         completed = self._run.sync_rounds.has_completed
-        sure = [
-            a for a in members if a not in assignment.newcomers or completed(a, assignment.first)
-        ]
-        return sure or members
+        unsure = {a for a in assignment.newcomers if not completed(a, assignment.first)}
+        return self._living - unsure or self._living
 
     def advance(self) -> None:
         """Answers requests; the first one for an assignment that is not made yet makes it."""
@@ -59,13 +66,12 @@ class StaticSharding:
             number = request.number
             if number is None:
                 number = next(
-                    (d.number for d in self._assignments if who in d.members),
-                    len(self._assignments),
+                    (d.number for d in self._assignments if d.has(who)), len(self._assignments)
                 )
             if number == len(self._assignments) and run.pool.free:
                 self._assign()
             answer: Answer
-            if number < len(self._assignments) and who in self._assignments[number].members:
+            if number < len(self._assignments) and self._assignments[number].has(who):
                 answer = Assigned(self._assignments[number])
             elif run.pool.over:
                 answer = run.complete(self._assignments[-1].members if self._assignments else ())
@@ -97,6 +103,7 @@ class StaticSharding:
             donor,
         )
         self._assignments.append(assignment)
+        self._living = set(assignment.members)
         if run.job.commits_by_round:
             stop = assignment.first + assignment.rounds
             run.sync_rounds.expect(assignment.first, stop, list(assignment.members))

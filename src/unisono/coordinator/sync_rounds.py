@@ -32,6 +32,8 @@ class SyncRounds:
         self.resolved = 0
         self._expected: list[tuple[int, int, list[Address]]] = []
         self._done: dict[Address, int] = {}
+        self._incomplete: set[Address] | None = None
+        """Living participants that have not completed the next one; None: not counted yet."""
         self._notes: list[tuple[int, Notes]] = []
         self._standing: dict[Address, tuple[int, Command]] = {}
         self._excluded: set[Address] = set()
@@ -58,15 +60,19 @@ class SyncRounds:
         self._expected.append((first, stop, members))
         for member in members:
             self._done.setdefault(member, first)
+        self._incomplete = None
 
     def enter(self, who: Address) -> None:
         """A newcomer has the state of all resolved sync rounds."""
         self._done[who] = self.resolved
+        self._incomplete = None
 
     def remove(self, who: Address) -> None:
         """The member is dead or has left."""
         self._standing.pop(who, None)
         self._done.pop(who, None)
+        if self._incomplete is not None:
+            self._incomplete.discard(who)
 
     def may_contain(self, who: Address) -> bool:
         """Whether an unresolved sync round may contain this member's work."""
@@ -76,7 +82,7 @@ class SyncRounds:
 
     def complete(self, who: Address, number: int, notes: Notes | None) -> None:
         """The member has all results up to ``number``; ``notes`` say what went into them."""
-        self._done[who] = max(self._done.get(who, 0), number + 1)
+        self._has_done(who, number + 1)
         if notes:
             self._notes.append((number, notes))
 
@@ -86,7 +92,7 @@ class SyncRounds:
 
     def stand(self, who: Address, number: int, request: Command) -> None:
         """Sync round ``number`` broke for this member; all before are complete at it."""
-        self._done[who] = max(self._done.get(who, 0), number)
+        self._has_done(who, number)
         self._standing[who] = (number, request)
 
     def resolve(self, living: Sequence[Address]) -> Iterator[Notes]:
@@ -95,13 +101,17 @@ class SyncRounds:
             participants = self.participants(self.resolved)
             if participants is None:
                 break
-            alive = [a for a in participants if a in living]
-            if any(self._done.get(a, 0) <= self.resolved for a in alive):
+            if self._incomplete is None:
+                done, next_ = self._done, self.resolved
+                alive = [a for a in participants if a in living]
+                self._incomplete = {a for a in alive if done.get(a, 0) <= next_}
+            if self._incomplete:
                 break
             if not any(self._done.get(a, 0) > self.resolved for a in living):
                 # Only the dead had seen it: what went into it is not committed.
                 self._notes = [n for n in self._notes if n[0] != self.resolved]
             self.resolved += 1
+            self._incomplete = None
             self._supplies = [s for s in self._supplies if s[1].round >= self.resolved]
         ready = [notes for number, notes in self._notes if number < self.resolved]
         self._notes = [(number, notes) for number, notes in self._notes if number >= self.resolved]
@@ -136,6 +146,12 @@ class SyncRounds:
             if first <= number < stop:
                 return members
         return None
+
+    def _has_done(self, who: Address, rounds: int) -> None:
+        """The member has the results of so many rounds."""
+        done = self._done[who] = max(self._done.get(who, 0), rounds)
+        if self._incomplete is not None and done > self.resolved:
+            self._incomplete.discard(who)
 
     def _redo(self, number: int, living: Sequence[Address]) -> Retry:
         participants = self.participants(number) or []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.fabric.address import COORDINATOR, Address, learner
+from unisono.fabric.address import COORDINATOR, Address, Addresses, learner
 from unisono.fabric.api import (
     CREDIT,
     Body,
@@ -27,6 +27,7 @@ __all__ = [
     "COORDINATOR",
     "CREDIT",
     "Address",
+    "Addresses",
     "Body",
     "Cancelled",
     "Codec",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, SupportsIndex
 
 _FORM = re.compile(r"([a-z]+)-(\d+)\.(\d+)#(\d+)")
 
@@ -43,6 +44,28 @@ class Address(NamedTuple):
             raise ValueError(f"not an address: {text!r}")
         role, number, part, incarnation = match.groups()
         return Address(role, int(number), int(part), int(incarnation))
+
+
+class Addresses(tuple[Address, ...]):
+    """Different addresses, sorted; whether and where one is in it takes no search."""
+
+    def __new__(cls, addresses: Iterable[Address] = ()) -> Addresses:
+        """Sorts them."""
+        return super().__new__(cls, sorted(addresses))
+
+    @cached_property
+    def _places(self) -> dict[Address, int]:
+        return {address: place for place, address in enumerate(self)}
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._places
+
+    def index(self, address: Any, *bounds: SupportsIndex) -> int:
+        """The place of an address; raises ``ValueError`` if it is not in it."""
+        try:
+            return self._places[address]
+        except KeyError:
+            raise ValueError(f"{address} is not among them") from None
 
 
 COORDINATOR = Address("coordinator")

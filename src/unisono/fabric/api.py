@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, is_dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, overload
 
 from typing_extensions import TypeVar
 
-from unisono.fabric.address import Address
+from unisono.fabric.address import Address, Addresses
 from unisono.fabric.codec import Malformed, TypedPort, encode_message
 from unisono.fabric.vector import Vector
 
@@ -61,7 +62,7 @@ class Member(NamedTuple):
     endpoint: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Traffic:
     """What a node has sent to one receiver."""
 
@@ -78,9 +79,13 @@ class View:
     version: int = 0
     members: tuple[Member, ...] = ()
 
-    def addresses(self, role: str = "learner") -> list[Address]:
-        """The members of a role, in the members' order."""
-        return sorted(m.address for m in self.members if m.address.role == role)
+    @cached_property
+    def _learners(self) -> Addresses:
+        return Addresses(m.address for m in self.members if m.address.role == "learner")
+
+    def addresses(self) -> Addresses:
+        """The learners, in the members' order."""
+        return self._learners
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from unisono.fabric.address import Address
 from unisono.pool.ranges import Range, Ranges, RangeSet, count, cut
@@ -31,14 +32,26 @@ class Assignment:
     @property
     def rounds(self) -> int:
         """How many rounds there are in it."""
-        return -(-count(self.ranges) // (self.share * len(self.members)))
+        return -(-self._count // (self.share * len(self.members)))
+
+    @cached_property
+    def _count(self) -> int:
+        return count(self.ranges)
+
+    @cached_property
+    def _places(self) -> dict[Address, int]:
+        return {member: place for place, member in enumerate(self.members)}
+
+    def has(self, member: Address) -> bool:
+        """Whether a learner has a part in it."""
+        return member in self._places
 
     def part(self, round_: int, member: Address) -> list[Range]:
         """What a member trains in a round."""
         width = self.share * len(self.members)
         start = round_ * width
-        size = min(width, count(self.ranges) - start)
-        place = self.members.index(member)
+        size = min(width, self._count - start)
+        place = self._places[member]
         if size == width:
             low, high = place * self.share, (place + 1) * self.share
         else:
@@ -131,20 +144,19 @@ class Pool:
 
     def commit(self, who: Address, ranges: Iterable[Range]) -> None:
         """The effect of these positions is in state that survives their learner."""
-        kept = self._keep(who, ranges)
-        self.counts.committed += len(kept)
-        for start, stop in kept:
+        for start, stop in self._keep(who, ranges):
+            self.counts.committed += stop - start
             self.newly_committed.add(start, stop)
 
     def skip(self, who: Address, ranges: Iterable[Range]) -> None:
         """These were computed, but the step was not taken."""
-        self.counts.skipped += len(self._keep(who, ranges))
+        self.counts.skipped += count(self._keep(who, ranges))
 
     def give_back(self, who: Address, ranges: Iterable[Range], *, suspect: bool) -> None:
         """These are free again; ``suspect``: they may have been trained already."""
         held = self.held.get(who, RangeSet())
         for start, stop in list(ranges):
-            for a, b in _common(held, start, stop):
+            for a, b in held.within(start, stop):
                 held.remove(a, b)
                 self._free.add(a, b)
                 self.counts.returned += b - a
@@ -163,19 +175,16 @@ class Pool:
             self.counts.leased += stop - start
         return ranges
 
-    def _keep(self, who: Address, ranges: Iterable[Range]) -> RangeSet:
+    def _keep(self, who: Address, ranges: Iterable[Range]) -> list[Range]:
+        """Takes them out of what a learner holds; those that it did hold."""
         held = self.held.get(who, RangeSet())
-        kept = RangeSet()
+        kept: list[Range] = []
         for start, stop in ranges:
-            for a, b in _common(held, start, stop):
+            for a, b in held.within(start, stop):
                 held.remove(a, b)
                 self.committed.add(a, b)
-                kept.add(a, b)
-                for c, d in _common(self._suspect, a, b):
+                kept.append((a, b))
+                for c, d in self._suspect.within(a, b):
                     self._suspect.remove(c, d)
                     self.counts.redone += d - c
         return kept
-
-
-def _common(ranges: RangeSet, start: int, stop: int) -> list[Range]:
-    return [(max(a, start), min(b, stop)) for a, b in ranges if a < stop and start < b]

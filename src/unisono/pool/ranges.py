@@ -20,6 +20,7 @@ class RangeSet:
     def __init__(self, ranges: Iterable[Iterable[int]] = ()) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
+        self._count = 0
         for start, stop in ranges:
             self.add(start, stop)
 
@@ -27,7 +28,7 @@ class RangeSet:
         return zip(self._starts, self._stops, strict=True)
 
     def __len__(self) -> int:
-        return sum(stop - start for start, stop in self)
+        return self._count
 
     def __bool__(self) -> bool:
         return bool(self._starts)
@@ -50,6 +51,7 @@ class RangeSet:
         if first < last:
             start = min(start, self._starts[first])
             stop = max(stop, self._stops[last - 1])
+        self._count += stop - start - self._covered(first, last)
         self._starts[first:last] = [start]
         self._stops[first:last] = [stop]
 
@@ -66,8 +68,26 @@ class RangeSet:
             keep.append((self._starts[first], start))
         if self._stops[last - 1] > stop:
             keep.append((stop, self._stops[last - 1]))
+        self._count += count(keep) - self._covered(first, last)
         self._starts[first:last] = [a for a, _ in keep]
         self._stops[first:last] = [b for _, b in keep]
+
+    def within(self, start: int, stop: int) -> list[Range]:
+        """Those of its positions that are from ``start`` to ``stop - 1``."""
+        if start >= stop:
+            return []
+        first = bisect_right(self._stops, start)
+        last = bisect_left(self._starts, stop)
+        return [
+            (max(start, self._starts[place]), min(stop, self._stops[place]))
+            for place in range(first, last)
+        ]
+
+    def _covered(self, first: int, last: int) -> int:
+        """Positions in the ranges of these numbers."""
+        if last - first == 1:
+            return self._stops[first] - self._starts[first]
+        return sum(self._stops[first:last]) - sum(self._starts[first:last])
 
     def take(self, count: int) -> list[Range]:
         """Takes the first ``count`` positions out."""
@@ -102,11 +122,14 @@ def merge(*parts: Iterable[Range]) -> Ranges:
     return tuple(RangeSet(r for ranges in parts for r in ranges))
 
 
-def subtract(ranges: Iterable[Range], *others: Iterable[Range]) -> Ranges:
+def subtract(ranges: Iterable[Range], *others: RangeSet | Iterable[Range]) -> Ranges:
     """The positions that are in none of the others."""
     left = RangeSet(ranges)
-    for start, stop in (r for other in others for r in other):
-        left.remove(start, stop)
+    for other in others:
+        if isinstance(other, RangeSet):
+            other = [part for start, stop in left for part in other.within(start, stop)]
+        for start, stop in other:
+            left.remove(start, stop)
     return tuple(left)
 
 

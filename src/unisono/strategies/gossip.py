@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar
 
-from unisono.fabric import Address, Precision
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.fabric import Address, Addresses, Precision
 from unisono.pool.order import Order
 from unisono.strategies.base import (
     EXAMPLES,
@@ -27,7 +31,7 @@ class FixedRing(PairwiseParticipant):
     Both ends of an edge begin exchanges on it, so that an edge beside a slow learner is not slow.
     """
 
-    def partner(self, members: list[Address], round_: int) -> Address:
+    def partner(self, members: Addresses, round_: int) -> Address:
         """The neighbour on the right in even rounds, on the left in odd ones."""
         step = 1 if round_ % 2 == 0 else -1
         return members[(members.index(self.fabric.address) + step) % len(members)]
@@ -44,12 +48,19 @@ class RandomRing(PairwiseParticipant):
         super().__init__(replica, every, precision)
         self._seed = seed
 
-    def partner(self, members: list[Address], round_: int) -> Address:
+    def partner(self, members: Addresses, round_: int) -> Address:
         """The next one on the ring of the round."""
-        order = Order(len(members), self._seed)
-        places: list[int] = order.indices(round_, 0, len(members)).tolist()
-        mine = places.index(members.index(self.fabric.address))
-        return members[places[(mine + 1) % len(members)]]
+        following = _following(len(members), self._seed, round_)
+        return members[int(following[members.index(self.fabric.address)])]
+
+
+@lru_cache(maxsize=256)
+def _following(members: int, seed: int, round_: int) -> NDArray[np.int64]:
+    """Who follows each on the ring of a round; simulated learners share it."""
+    ring = Order(members, seed).indices(round_, 0, members)
+    following = np.empty_like(ring)
+    following[ring] = np.roll(ring, -1)
+    return following
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,6 +117,8 @@ class Kernel:
         self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = itertools.count()
         self._channels: dict[Channel, deque[tuple[float, Message]]] = {}
+        self._between: dict[tuple[Address, Address], dict[Channel, None]] = {}
+        """Channels with messages on their way, by sender and receiver."""
         self._arrivals: dict[Channel, float] = {}
         self._numbers: dict[Channel, int] = {}
         self._activities: dict[Any, tuple[SimulatedNode, str]] = {}
@@ -228,7 +230,10 @@ class Kernel:
     ) -> None:
         """Puts a message on its way."""
         channel = (sender, receiver, port)
-        queue = self._channels.setdefault(channel, deque())
+        queue = self._channels.get(channel)
+        if queue is None:
+            queue = self._channels[channel] = deque()
+            self._between.setdefault((sender, receiver), {})[channel] = None
         if self._exhaustive is not None:
             queue.append((0.0, message))
             return
@@ -242,10 +247,9 @@ class Kernel:
 
     def flush(self, sender: Address, receiver: Address) -> None:
         """Delivers what is on its way between two nodes now: a death is told after it."""
-        for channel in list(self._channels):
-            if channel[:2] == (sender, receiver):
-                while self._channels.get(channel) and not self._is_cut(sender, receiver):
-                    self._deliver(channel)
+        for channel in list(self._between.get((sender, receiver), ())):
+            while self._channels.get(channel) and not self._is_cut(sender, receiver):
+                self._deliver(channel)
 
     def keep_random_state(self, node: SimulatedNode) -> None:
         """Gives a node a generator of torch's of its own, which starts as the common one is now."""
@@ -264,7 +268,7 @@ class Kernel:
         node.die()
         self._paused.pop(address, None)
         for channel in [c for c in self._channels if c[1] == address]:
-            del self._channels[channel]
+            self._drop(channel)
         for task in list(self._of_node.get(node, {})):
             self._end(task)
         if address == COORDINATOR:
@@ -331,11 +335,21 @@ class Kernel:
         queue = self._channels[channel]
         _, message = queue.popleft()
         if not queue:
-            del self._channels[channel]
-        self._numbers[channel] = self._numbers.get(channel, 0) + 1
+            self._drop(channel)
+        if self._exhaustive is not None:
+            self._numbers[channel] = self._numbers.get(channel, 0) + 1
         node = self.nodes.get(receiver)
         if node is not None:
             node.put(port, message)
+
+    def _drop(self, channel: Channel) -> None:
+        """Nothing is on its way on this channel any more."""
+        del self._channels[channel]
+        self._arrivals.pop(channel, None)
+        channels = self._between[channel[:2]]
+        del channels[channel]
+        if not channels:
+            del self._between[channel[:2]]
 
     def _is_cut(self, a: Address, b: Address) -> bool:
         return bool(self._cut) and frozenset((a, b)) in self._cut

@@ -350,8 +350,12 @@ class SimulatedNode:
         self._wake_credit_waiters()
 
     def _give_credit(self, key: tuple[Address, str]) -> None:
-        if key in self._credits:
-            self._credits[key] -= 1
+        used = self._credits.get(key, 0)
+        if used > 1:
+            self._credits[key] = used - 1
+        elif used == 1:
+            del self._credits[key]
+        if self._credit_waiters:
             self._wake_credit_waiters()
 
     def _wake_credit_waiters(self) -> None:

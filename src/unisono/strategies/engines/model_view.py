@@ -39,7 +39,8 @@ class ModelView:
         me = self._fabric.address
         while True:
             members = self._fabric.members().addresses()
-            leader = leader if leader in members else min(members)
+            if leader is None or leader not in members:
+                leader = members[0]
             if leader == me:
                 return self._lead([member for member in members if member != me])
             try:

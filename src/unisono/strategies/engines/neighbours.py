@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.fabric import Address, Message, Precision, Vector
+from unisono.fabric import Address, Addresses, Message, Precision, Vector
 from unisono.pool.ranges import Notes, Ranges, merge, subtract
 from unisono.strategies.base import Replica, TrainedWork
 from unisono.strategies.engines.gossip import GossipParticipant
@@ -43,12 +43,12 @@ class _Interval:
         self.nbytes += nbytes
 
 
-def neighbours(members: list[Address], who: Address) -> list[Address]:
+def neighbours(members: Addresses, who: Address) -> list[Address]:
     """The next and the last on the ring of the members: two, one of two members, none of one.
 
     A learner that was let in may hear from others before it sees itself among the members.
     """
-    ring = sorted({*members, who})
+    ring = members if who in members else Addresses((*members, who))
     place = ring.index(who)
     around = [ring[(place + step) % len(ring)] for step in (1, -1)]
     return [other for other in dict.fromkeys(around) if other != who]

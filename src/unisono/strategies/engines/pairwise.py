@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from unisono.fabric import Address, Message, Precision, Vector
+from unisono.fabric import Address, Addresses, Message, Precision, Vector
 from unisono.pool.ranges import Ranges, merge
 from unisono.strategies.base import Replica, TrainedWork
 from unisono.strategies.engines.gossip import GossipParticipant
@@ -50,7 +50,7 @@ class PairwiseParticipant(GossipParticipant):
         """Given in answers; the one who asked tells of it, unless it dies."""
         self._waiting: deque[Message[Ask]] = deque()
 
-    def partner(self, members: list[Address], round_: int) -> Address:
+    def partner(self, members: Addresses, round_: int) -> Address:
         """Whom to ask in one's own round of that number; oneself, if there is nobody else."""
         raise NotImplementedError
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from unisono.fabric import Address, Gone, Message, TypedPort, Vector, from_plain, to_plain
+from unisono.fabric import (
+    Address,
+    Addresses,
+    Gone,
+    Message,
+    TypedPort,
+    Vector,
+    from_plain,
+    to_plain,
+)
 from unisono.pool.ranges import Ranges, merge, subtract
 from unisono.strategies.base import Replica, StateBundle, Updater
 from unisono.strategies.engines.server_messages import (
@@ -68,7 +77,7 @@ class ShardStore:
         """Whether a push must wait, whatever shard it is for."""
         self._given: dict[int, int] = {}
         """The newest version of each shard here that another member was sent."""
-        self._members: list[Address] = []
+        self._members = Addresses()
         self._orphans: set[int] = set()
         """Shards that come here because their holder is gone."""
         self._rolled_back: dict[int, int] = {}
