@@ -33,6 +33,31 @@ name = "old"
 spread = 0.2
 bandwidth_mbit = 50
 """
+FAULTS = """
+[[rack]]
+name = "left"
+bandwidth_mbit = 1000
+latency_ms = 0.1
+
+[[host]]
+name = "volunteer"
+count = 12
+rack = "left"
+deaths_per_hour = 2
+back_after_s = 600
+
+[[host]]
+name = "snail"
+[host.straggler]
+factor = 5
+share = 0.1
+
+[[fault]]
+kind = "partition"
+host = "volunteer-3"
+at_s = 10
+for_s = 5
+"""
 
 
 def read(tmp_path: Path, text: str) -> str:
@@ -58,6 +83,43 @@ def test_hosts_are_read_and_written(tmp_path: Path) -> None:
     file.write_text(hosts.dump())
     assert read_hosts(file) == hosts
     assert file.read_text().count("[[host]]") == 2
+
+
+def test_faults_racks_and_many_machines_are_read_and_written(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_text(FAULTS)
+    hosts = read_hosts(file)
+    assert [host.name for host in hosts.host] == [f"volunteer-{n}" for n in range(12)] + ["snail"]
+    assert hosts.host[11].rack == "left" and hosts.host[12].straggler is not None
+    assert hosts.has_faults and not hosts.without_faults().has_faults
+    file.write_text(hosts.dump())
+    assert read_hosts(file) == hosts
+    assert file.read_text().count("[[host]]") == 2 and "count = 12" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("factor = 5", "factor = 0.5", ["host[1].straggler.factor", "0.5"]),
+        ("share = 0.1", "shares = 0.1", ["unknown key host[1].straggler.shares"]),
+        ("factor = 5", "", ["host[1].straggler.factor is missing"]),
+        ("count = 12", "count = 0", ["host[0].count", "0"]),
+        ('rack = "left"', 'rack = "right"', ["host.rack is 'right'", "[[rack]]"]),
+        ("latency_ms = 0.1", "", ["rack[0].latency_ms is missing"]),
+        ('"partition"', '"partitions"', ["fault[0].kind", "partitions"]),
+        ('"volunteer-3"', '"volunteer"', ["fault[0].host is 'volunteer'", "[[host]]"]),
+        ("for_s = 5", "", ["fault[0].for_s is missing"]),
+        ('"partition"', '"death"', ["fault[0].for_s is for partitions"]),
+        ("for_s = 5", "for_s = 5\nback_after_s = 3", ["fault[0].back_after_s is for deaths"]),
+        ("deaths_per_hour = 2", "deaths_per_hour = -2", ["host[0].deaths_per_hour"]),
+    ],
+)
+def test_a_bad_fault_names_the_key(
+    tmp_path: Path, before: str, after: str, words: list[str]
+) -> None:
+    message = read(tmp_path, FAULTS.replace(before, after, 1))
+    for word in words:
+        assert word in message
 
 
 def test_the_fastest_hosts_come_first(tmp_path: Path) -> None:

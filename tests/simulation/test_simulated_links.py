@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.fabric import COORDINATOR, learner
 from unisono.simulation import run_loops
-from unisono.simulation.hosts import Hosts, HostTable, Link
+from unisono.simulation.hosts import Hosts, HostTable, Link, RackTable
 from unisono.simulation.network import HostNetwork
 
 MBIT = 1e6 / 8
@@ -69,6 +69,26 @@ def test_the_slower_of_two_links_decides() -> None:
     network = HostNetwork(Hosts(shared_memory=FREE, network=free, host=hosts))
     assert network.delay(learner(0), learner(1), 1_000_000, 0.0) == pytest.approx(4.006)
     assert network.delay(learner(1), learner(0), 1_000_000, 0.0) == pytest.approx(4.006)
+
+
+def test_hosts_of_a_rack_share_its_uplink() -> None:
+    slow = RackTable(name="left", bandwidth_mbit=4.0, latency_ms=2.0)
+    other = RackTable(name="right", bandwidth_mbit=800.0, latency_ms=2.0)
+    racks = ("left", "left", "right", "")
+    hosts = [HostTable(name=str(n), rack=rack) for n, rack in enumerate(racks)]
+    link = Link(bandwidth_mbit=8.0, latency_ms=1.0)
+    network = HostNetwork(Hosts(shared_memory=FREE, network=link, rack=[slow, other], host=hosts))
+    megabyte = 1_000_000
+    # Inside the rack: the hosts' own links. To another one: the uplink, after each other.
+    assert network.delay(learner(0), learner(1), megabyte, 0.0) == pytest.approx(1.002)
+    assert network.delay(learner(1), learner(2), megabyte, 5.0) == pytest.approx(2.006)
+    assert network.delay(learner(0), learner(3), megabyte, 5.0) == pytest.approx(4.004)
+    assert network.delay(learner(3), learner(0), 1000, 5.0) == pytest.approx(0.005)
+    used = {link.name: link for link in network.links()}
+    assert (used["0"].sent, used["0"].received) == (2 * megabyte, 0)
+    assert (used["left"].sent, used["left"].received) == (2 * megabyte, 0)
+    assert (used["right"].sent, used["right"].received) == (0, megabyte)
+    assert used["left"].busy_s == pytest.approx(4.0)
 
 
 def test_short_messages_go_between_the_packets_of_long_ones() -> None:

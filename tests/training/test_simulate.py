@@ -196,6 +196,40 @@ def test_time_alone_needs_no_data(hosts: Path, tmp_path: Path) -> None:
         simulate(*common, "--minibatches", 40, "--parameters", 1000)
 
 
+def test_faults_are_the_same_for_the_same_seed(hosts: Path, tmp_path: Path) -> None:
+    hosts.write_text(
+        HOSTS
+        + """
+[[host]]
+name = "far"
+count = 3
+deaths_per_hour = 900
+back_after_s = 1
+partitions_per_hour = 300
+partition_s = 1
+bandwidth_mbit = 50
+[host.straggler]
+factor = 3
+share = 0.2
+"""
+    )
+    size = ["--minibatches", 1500, "--parameters", 100_000, "--epochs", 1]
+    common = ["--strategies", "gossip-random,averaging", "--timing", "--hosts", hosts, *size]
+    outputs = [
+        simulate(*common, "--out", tmp_path / name, *seed)
+        for name, seed in (("a", []), ("b", []), ("c", ["--set", "seed=1"]))
+    ]
+    files = [(tmp_path / name / "timing.json").read_bytes() for name in "abc"]
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert files[0] == files[1] != files[2]
+    for row in json.loads(files[0])["rows"][1:]:
+        assert row["slowest_host"].startswith("far-") and row["slowest_host"] in outputs[0]
+        assert row["busiest_link"].startswith("far-")
+        sent = sum(link["sent"] for link in row["links"])
+        assert 0 < sent == sum(link["received"] for link in row["links"])
+        assert sent <= 1.05 * row["bytes_sent"]  # inside "one" nothing passes a link
+
+
 def test_costs_of_a_run_are_found_again(small: Path, tmp_path: Path) -> None:
     """Runs whose costs are known, since they were simulated, are taken for real ones."""
     size = ["--set", "network.hidden=[256]"]

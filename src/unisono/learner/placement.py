@@ -60,8 +60,11 @@ class Placement(Protocol):
     """How many the run begins with."""
     timeout: float
     """Seconds after which a silent learner is presumed dead."""
-    cost: float
-    """Seconds that one minibatch takes, where time is simulated."""
+
+    @property
+    def cost(self) -> float:
+        """Seconds that the next minibatch takes, where time is simulated."""
+        ...
 
     def node(self, address: Address) -> Fabric:
         """A node for this learner, in this incarnation."""

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from unisono.simulation.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
+from unisono.simulation.faults import (
+    Cut,
+    Disturbances,
+    Fault,
+    Join,
+    Kill,
+    KillCoordinator,
+    Partition,
+    Pause,
+    Straggler,
+)
 from unisono.simulation.loops import LoopsRun, run_loops, virtual_now
 
 __all__ = [
     "Cut",
+    "Disturbances",
     "Fault",
     "Join",
     "Kill",
     "KillCoordinator",
     "LoopsRun",
+    "Partition",
     "Pause",
+    "Straggler",
     "run_loops",
     "virtual_now",
 ]

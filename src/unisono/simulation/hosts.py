@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from unisono.config.tables import Amount, ConfigTable, OptimizerChoice, Positive
 from unisono.errors import UserError
+from unisono.simulation.fault_tables import FaultTable, StragglerTable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -55,12 +56,23 @@ class HostTable(ConfigTable):
         default=0.0,
         description="how much longer a minibatch takes for each doubling of the learners on it",
     )
+    count: Positive = Field(
+        default=1, description="machines like this, named NAME-0, NAME-1, ...; 1: NAME"
+    )
+    rack: str = Field(default="", description="the [[rack]] whose uplink it uses; empty: none")
     bandwidth_mbit: Above | None = Field(
         default=None, description="of its link, each way; unset: that of [network]"
     )
     latency_ms: Amount | None = Field(
         default=None, description="of its link; unset: that of [network]"
     )
+    straggler: StragglerTable | None = Field(default=None, description="when it is slow")
+    deaths_per_hour: Amount = Field(default=0.0, description="mean number, at random times")
+    back_after_s: Above | None = Field(
+        default=None, description="mean seconds after which it is back; unset: it stays away"
+    )
+    partitions_per_hour: Amount = Field(default=0.0, description="mean number, at random times")
+    partition_s: Above = Field(default=30.0, description="mean seconds of such a partition")
 
     @property
     def slowness(self) -> float:
@@ -69,6 +81,12 @@ class HostTable(ConfigTable):
         Learners of one machine share caches and memory: (1 + contention log2 learners) / speed.
         """
         return (1 + self.contention * math.log2(self.learners)) / self.speed
+
+
+class RackTable(Link):
+    """`[[rack]]`: the uplink that hosts share for messages to other racks, each way."""
+
+    name: str = Field(min_length=1, description="what the rack is called")
 
 
 class TrainingTable(ConfigTable):
@@ -90,19 +108,28 @@ class Hosts(ConfigTable):
             host, by optimizer: forward, backward and the step.
         shared_memory: what messages cost between learners of one host.
         network: the links of hosts that do not say otherwise.
+        rack: uplinks that hosts share.
         host: the machines.
+        fault: what goes wrong, and when.
     """
 
     training: TrainingTable | None = None
     minibatch_ms: dict[Annotated[OptimizerChoice, Field(strict=False)], Above] = Field(default={})
     shared_memory: Link | None = None
     network: Link = Link(bandwidth_mbit=1000.0, latency_ms=0.1)
+    rack: list[RackTable] = Field(default=[])
     host: list[HostTable] = Field(min_length=1)
+    fault: list[FaultTable] = Field(default=[])
 
     @property
     def learners(self) -> int:
         """How many there are on all hosts."""
         return sum(host.learners for host in self.host)
+
+    @property
+    def places(self) -> list[HostTable]:
+        """The host of each learner."""
+        return [host for host in self.host for _ in range(host.learners)]
 
     def host_of(self, learner: int) -> HostTable:
         """The host of a learner: they are numbered from the first host on."""
@@ -115,7 +142,21 @@ class Hosts(ConfigTable):
     def fastest(self) -> Hosts:
         """The fastest host alone, with one learner."""
         best = max(self.host, key=lambda host: host.speed)
-        return self.model_copy(update={"host": [best.model_copy(update={"learners": 1})]})
+        alone = best.model_copy(update={"learners": 1, "straggler": None})
+        return self.model_copy(update={"host": [alone]}).without_faults()
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether anybody dies, joins late or is cut off."""
+        return bool(self.fault) or any(
+            host.deaths_per_hour or host.partitions_per_hour for host in self.host
+        )
+
+    def without_faults(self) -> Hosts:
+        """The same where nobody dies, joins late or is cut off."""
+        quiet = {"deaths_per_hour": 0.0, "partitions_per_hour": 0.0}
+        hosts = [host.model_copy(update=quiet) for host in self.host]
+        return self.model_copy(update={"host": hosts, "fault": []})
 
     def fastest_learners(self, count: int) -> Hosts:
         """The same with so many learners: the fastest hosts first, then those with faster links."""
@@ -152,9 +193,15 @@ class Hosts(ConfigTable):
 
     def dump(self) -> str:
         """As TOML; ``read_hosts`` reads back an equal one."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        hosts = values.pop("host")
-        return tomli_w.dumps(values) + "".join(f"\n[[host]]\n{tomli_w.dumps(h)}" for h in hosts)
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"rack", "host", "fault"})
+        text = tomli_w.dumps(values)
+        for key, tables in (
+            ("rack", self.rack),
+            ("host", _together(self.host)),
+            ("fault", self.fault),
+        ):
+            text += "".join(_dump_table(key, table) for table in tables)
+        return text
 
 
 def one_host(learners: int) -> Hosts:
@@ -178,11 +225,61 @@ def read_hosts(file: Path) -> Hosts:
         hosts = Hosts.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{file}: {_explain(error)}") from None
-    names = [host.name for host in hosts.host]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{file}: host.name is {name!r} twice: give each host its own")
+    hosts = hosts.model_copy(update={"host": [one for host in hosts.host for one in _each(host)]})
+    _check(file, hosts)
     return hosts
+
+
+def _each(host: HostTable) -> list[HostTable]:
+    """The machines that a table with ``count`` stands for."""
+    if host.count == 1:
+        return [host]
+    names = (f"{host.name}-{number}" for number in range(host.count))
+    return [host.model_copy(update={"name": name, "count": 1}) for name in names]
+
+
+def _together(hosts: Sequence[HostTable]) -> list[HostTable]:
+    """The opposite of ``_each``: equal machines NAME-0, NAME-1, ... as one table."""
+    together: list[HostTable] = []
+    for host in hosts:
+        stem, _, number = host.name.rpartition("-")
+        last = together[-1] if together else None
+        if last is not None and last.model_copy(update={"name": host.name, "count": 1}) == host:
+            first = last.count == 1 and (last.name, number) == (f"{stem}-0", "1")
+            if first or (last.count > 1 and (last.name, str(last.count)) == (stem, number)):
+                together[-1] = last.model_copy(update={"name": stem, "count": last.count + 1})
+                continue
+        together.append(host)
+    return together
+
+
+def _dump_table(key: str, table: ConfigTable) -> str:
+    """``[[key]]``, with a table inside it below; tomli_w would write it in one line."""
+    values = table.model_dump(mode="json", exclude_defaults=True)
+    inner = {name: values.pop(name) for name in list(values) if isinstance(values[name], dict)}
+    below = "".join(f"[{key}.{name}]\n{tomli_w.dumps(each)}" for name, each in inner.items())
+    return f"\n[[{key}]]\n{tomli_w.dumps(values)}{below}"
+
+
+def _check(file: Path, hosts: Hosts) -> None:
+    names = [host.name for host in hosts.host] + [rack.name for rack in hosts.rack]
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise UserError(f"{file}: host.name is {name!r} twice: give each host its own")
+        seen.add(name)
+    racks = {rack.name for rack in hosts.rack}
+    for host in hosts.host:
+        if host.rack and host.rack not in racks:
+            raise UserError(f"{file}: host.rack is {host.rack!r}, and there is no such [[rack]]")
+    machines = {host.name for host in hosts.host}
+    for number, fault in enumerate(hosts.fault):
+        key = f"{file}: fault[{number}]"
+        if fault.host not in machines:
+            raise UserError(f"{key}.host is {fault.host!r}, and there is no such [[host]]")
+        wrong = fault.wrong_key()
+        if wrong:
+            raise UserError(f"{key}.{wrong}")
 
 
 def _explain(error: ValidationError) -> str:

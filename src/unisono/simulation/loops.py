@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from unisono.coordinator.client import Abandoned
+from unisono.coordinator.client import Abandoned, CoordinatorLost
 from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.service import Service, Sink, serve
 from unisono.coordinator.state import State
@@ -16,7 +16,17 @@ from unisono.fabric.simulated.kernel import Kernel, Network, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import Scheduler
 from unisono.learner.placement import at_placement, commit_checkpoint, find_placement
-from unisono.simulation.faults import Cut, Fault, Join, Kill, KillCoordinator, Pause
+from unisono.learner.rejoiner import reason_of
+from unisono.simulation.faults import (
+    Cut,
+    Disturbances,
+    Fault,
+    Join,
+    Kill,
+    KillCoordinator,
+    Partition,
+    Pause,
+)
 
 
 @dataclass
@@ -33,6 +43,8 @@ class LoopsRun:
     """What each loop that failed raised, in the order of time."""
     computed_s: dict[int, float]
     """Virtual seconds that each learner spent computing."""
+    bytes_sent: int
+    """Vectors, by all learners."""
 
 
 def run_loops(
@@ -46,6 +58,7 @@ def run_loops(
     network: Network | None = None,
     timeout: float = 10.0,
     faults: Sequence[Fault] = (),
+    disturbances: Disturbances | None = None,
     limit: float = 1e6,
     check: bool = True,
     sink: Sink | None = None,
@@ -65,6 +78,7 @@ def run_loops(
         network: what a message costs; by default ten milliseconds.
         timeout: seconds until a silent learner is declared dead.
         faults: what goes wrong, and when.
+        disturbances: further faults, and learners that are slow at times or come late.
         limit: seconds after which the run counts as stuck.
         check: raise the first error of a loop; without it they are in the result.
         sink: takes each event of the metrics at once; without it they are in the result.
@@ -87,6 +101,7 @@ def run_loops(
             limit=limit,
         ),
         timeout,
+        disturbances or Disturbances(),
         sink,
     )
     run = loops.run(faults)
@@ -116,9 +131,13 @@ class _SimulatedPlacement:
     number: int
     learners: int
     timeout: float
-    cost: float
     current: SimulatedNode
     _used: bool = field(default=False, init=False)
+
+    @property
+    def cost(self) -> float:
+        """Seconds of the minibatch that begins now."""
+        return self.loops.cost(self.number)
 
     def node(self, address: Address) -> Fabric:
         """The node that was made with the loop, then one for each later life."""
@@ -144,6 +163,7 @@ class _Loops:
         spread: Mapping[int, float],
         kernel: Kernel,
         timeout: float,
+        disturbances: Disturbances,
         sink: Sink | None,
     ) -> None:
         self._loop = loop
@@ -152,25 +172,40 @@ class _Loops:
         self._slowness = slowness
         self._spread = spread
         self._timeout = timeout
+        self._disturbances = disturbances
         self.kernel = kernel
         self._journal = MemoryJournal()
         self._events: list[dict[str, Any]] = []
         self._sink: Sink = sink or self._events.append
         self._errors: dict[int, Exception] = {}
         self._nodes: list[SimulatedNode] = []
+        self._is_over = False
 
     def run(self, faults: Sequence[Fault]) -> LoopsRun:
         self._start_coordinator()
         for number in range(self._learners):
-            self._start(number)
-        for fault in faults:
+            if number not in self._disturbances.late:
+                self._start(number)
+        for fault in (*faults, *self._disturbances.faults):
             self.kernel.at(fault.at, partial(self._inject, fault))
+        self._draw_fault()
         self.kernel.run()
         computed = dict.fromkeys(sorted(n.address.number for n in self._nodes), 0.0)
         for node in self._nodes:
             computed[node.address.number] += node.computed_s
-        seconds = self.kernel.now
-        return LoopsRun(self._service.state, seconds, self._events, self._errors, computed)
+        return LoopsRun(
+            self._service.state,
+            self.kernel.now,
+            self._events,
+            self._errors,
+            computed,
+            sum(node.bytes_sent for node in self._nodes),
+        )
+
+    def cost(self, number: int) -> float:
+        """Seconds of a learner's minibatch that begins now, but for its slowness and spread."""
+        straggler = self._disturbances.stragglers.get(number)
+        return self._cost * (1.0 if straggler is None else straggler.slowness(self.kernel.now))
 
     def node(self, address: Address) -> SimulatedNode:
         number = address.number
@@ -181,9 +216,7 @@ class _Loops:
 
     def _start(self, number: int) -> None:
         node = self.node(learner(number))
-        placement = _SimulatedPlacement(
-            self, number, self._learners, self._timeout, self._cost, node
-        )
+        placement = _SimulatedPlacement(self, number, self._learners, self._timeout, node)
         self.kernel.keep_random_state(node)
 
         def main() -> None:
@@ -191,7 +224,9 @@ class _Loops:
                 with at_placement(placement):
                     self._loop()
             except Exception as error:
-                self._errors[number] = error
+                # Who was cut off until the run was over looks for the coordinator in vain.
+                if not (self._is_over and isinstance(reason_of(error), CoordinatorLost)):
+                    self._errors[number] = error
 
         self.kernel.main(node, main)
 
@@ -200,7 +235,7 @@ class _Loops:
         service = self._service = Service(
             node,
             self._journal,
-            expected=self._learners,
+            expected=self._learners - len(self._disturbances.late),
             timeout=self._timeout,
             sink=self._sink,
             on_checkpoint=commit_checkpoint,
@@ -208,11 +243,26 @@ class _Loops:
 
         def work() -> None:
             serve(service)
+            self._is_over = True
             node.close()
 
         node.spawn("serve", work)
 
-    def _inject(self, fault: Fault) -> None:
+    def _draw_fault(self) -> None:
+        """The next random fault; the one after it is drawn when its time has come."""
+        fault = next(self._disturbances.random_faults, None)
+        if fault is not None:
+
+            def happen() -> None:
+                self._inject(fault)
+                self._draw_fault()
+
+            self.kernel.at(fault.at, happen)
+
+    def _living(self, numbers: Sequence[int]) -> list[Address]:
+        return [a for a in self.kernel.nodes if a.role == "learner" and a.number in numbers]
+
+    def _inject(self, fault: Fault | Partition) -> None:
         kernel = self.kernel
         if isinstance(fault, KillCoordinator):
             if COORDINATOR in kernel.nodes:
@@ -220,10 +270,13 @@ class _Loops:
                 kernel.at(kernel.now + fault.back_after, self._start_coordinator)
             return
         if isinstance(fault, Join):
-            self._start(fault.number)
+            if not self._living([fault.number]):
+                self._start(fault.number)
             return
-        living = [a for a in kernel.nodes if a.role == "learner" and a.number == fault.number]
-        for address in living:
+        if isinstance(fault, Partition):
+            self._part(fault)
+            return
+        for address in self._living([fault.number]):
             if isinstance(fault, Kill):
                 kernel.kill(address)
             elif isinstance(fault, Pause):
@@ -233,3 +286,13 @@ class _Loops:
                 kernel.cut(address, COORDINATOR)
                 heal = partial(kernel.heal, address, COORDINATOR)
                 kernel.at(kernel.now + fault.seconds, heal)
+
+    def _part(self, fault: Partition) -> None:
+        kernel = self.kernel
+        inside = self._living(fault.numbers)
+        inside += [COORDINATOR] if fault.with_coordinator else []
+        outside = [address for address in kernel.nodes if address not in inside]
+        for one in inside:
+            for other in outside:
+                kernel.cut(one, other)
+                kernel.at(kernel.now + fault.seconds, partial(kernel.heal, one, other))

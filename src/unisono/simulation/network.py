@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from unisono.fabric import Address
 from unisono.simulation.hosts import Hosts
 
 SHORT = 4096
 """Bytes: requests to the coordinator and its replies are shorter, vectors of a model longer."""
+
+
+@dataclass
+class _Way:
+    """One direction of a link: messages on it wait for each other."""
+
+    bandwidth: float
+    """Bytes a second."""
+    free: float = 0.0
+    """When the last message has passed."""
+    nbytes: int = 0
+    """That have passed."""
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """What has passed over a link.
+
+    Attributes:
+        name: of the host, or of the rack.
+        sent: bytes.
+        received: bytes.
+        busy_s: seconds of the direction that was used more.
+    """
+
+    name: str
+    sent: int
+    received: int
+    busy_s: float
 
 
 class HostNetwork:
@@ -16,26 +47,34 @@ class HostNetwork:
 
         sent = max(now, the last one sent) + bytes / bandwidth,    arrival = sent + latency.
 
-    Between hosts the messages of a host go out one after the other on its link, and come in one
-    after the other at the receiver's: of a message that begins to leave at ``begin``,
+    Between hosts a message passes the sender's link, the uplinks of both racks if these are
+    different ones, and the receiver's link; on each the messages of one direction follow each
+    other. It begins on the first when that is free, and on each other one not before it has begun
+    on the one before and the messages in front have passed,
 
-        out = begin + bytes / bandwidth of the sender's link,
-        in  = max(out, max(begin, the last one in) + bytes / bandwidth of the receiver's link),
+        begin = max(begin before, the last one passed),
+        passed = max(passed before, begin + bytes / bandwidth),
 
-    and it arrives at ``in`` plus both latencies. Connections share a link packet by packet, so that
-    messages of up to ``SHORT`` bytes do not wait for long ones, nor long ones for them. The
-    coordinator is on the first host. Wherever the
-    receiver is, sending takes the sender's core for as long as copying.
+    and it arrives, once it has passed the last one, after the latencies of all. Connections share a
+    link packet by packet, so that messages of up to ``SHORT`` bytes do not wait for long ones, nor
+    long ones for them. The coordinator is on the first host. Wherever the receiver is, sending
+    takes the sender's core for as long as copying.
     """
 
     def __init__(self, hosts: Hosts) -> None:
         assert hosts.shared_memory is not None, "costs are filled in before a run"
         self._memory = hosts.shared_memory
-        self._links = [hosts.link(host) for host in hosts.host]
+        links = {host.name: hosts.link(host) for host in hosts.host}
+        self._latencies = [links[host.name].latency for host in hosts.host]
+        self._bandwidths = [links[host.name].bandwidth for host in hosts.host]
+        self._racks = [host.rack for host in hosts.host]
+        self._uplinks = {rack.name: rack.latency for rack in hosts.rack}
+        links |= {rack.name: rack for rack in hosts.rack}
+        self._out = {name: _Way(link.bandwidth) for name, link in links.items()}
+        self._in = {name: _Way(link.bandwidth) for name, link in links.items()}
+        self._names = [host.name for host in hosts.host]
         self._places = [place for place, h in enumerate(hosts.host) for _ in range(h.learners)]
         self._copied: dict[Address, float] = {}
-        self._out = [0.0] * len(self._links)
-        self._in = [0.0] * len(self._links)
 
     def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
         """Seconds on the way of a message that is sent now."""
@@ -44,19 +83,43 @@ class HostNetwork:
             begin = max(now, self._copied.get(sender, 0.0))
             sent = self._copied[sender] = begin + nbytes / self._memory.bandwidth
             return sent - now + self._memory.latency
-        latency = self._links[here].latency + self._links[there].latency
+        near, far = self._racks[here], self._racks[there]
+        latency = self._latencies[here] + self._latencies[there]
+        if near != far:
+            latency += self._uplinks.get(near, 0.0) + self._uplinks.get(far, 0.0)
         if nbytes <= SHORT:
-            narrow = min(self._links[here].bandwidth, self._links[there].bandwidth)
-            return latency + nbytes / narrow
-        begin = max(now, self._out[here])
-        out = self._out[here] = begin + nbytes / self._links[here].bandwidth
-        first = max(begin, self._in[there])
-        arrived = self._in[there] = max(out, first + nbytes / self._links[there].bandwidth)
-        return arrived - now + latency
+            return latency + nbytes / min(self._bandwidths[here], self._bandwidths[there])
+        begin = passed = now
+        for way in self._path(here, there):
+            begin = max(begin, way.free)
+            passed = way.free = max(passed, begin + nbytes / way.bandwidth)
+            way.nbytes += nbytes
+        return passed - now + latency
 
     def sending(self, nbytes: int) -> float:
         """Seconds of the sender's own core."""
         return nbytes / self._memory.bandwidth
+
+    def links(self) -> list[LinkUse]:
+        """What vectors and other long messages have used so far, hosts first."""
+        return [
+            LinkUse(
+                name,
+                out.nbytes,
+                self._in[name].nbytes,
+                max(out.nbytes, self._in[name].nbytes) / out.bandwidth,
+            )
+            for name, out in self._out.items()
+        ]
+
+    def _path(self, here: int, there: int) -> list[_Way]:
+        """The ways from host to host."""
+        names = [(self._out, self._names[here])]
+        near, far = self._racks[here], self._racks[there]
+        if near != far:
+            names += [(self._out, near), (self._in, far)]
+        names.append((self._in, self._names[there]))
+        return [ways[name] for ways, name in names if name]
 
     def _place(self, address: Address) -> int:
         if address.role != "learner":

@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.fabric import SizeVector
+from unisono.coordinator.client import Refused
+from unisono.errors import UserError
+from unisono.fabric import Cancelled, Fabric, SizeVector
 from unisono.fabric.simulated.kernel import Network
-from unisono.learner.placement import address_at, find_placement
+from unisono.learner.placement import Placement, address_at, find_placement
+from unisono.learner.rejoiner import reason_of
 from unisono.learner.session import Session
 from unisono.learner.task import Task
+from unisono.simulation.faults import Disturbances
 from unisono.simulation.loops import run_loops
 from unisono.strategies.base import StateBundle, Strategy
 
@@ -105,12 +109,13 @@ class Timing:
     Attributes:
         strategy: its name with its options.
         learners: how many.
-        seconds: virtual, from the last of the learners joining to the last one leaving.
-        computing: share of the learners' time.
-        waiting: share of the learners' time, for others and for minibatches.
+        seconds: virtual, from when the first learners are all there to the last one leaving.
+        computing: share of the time that the learners were there.
+        waiting: share of that time, for others and for minibatches.
         staleness: mean over updates; None where none was noted.
         bytes_sent: vectors, by all learners.
         minibatches: of each learner.
+        computed_s: virtual seconds, of each learner.
         rounds: that a learner took part in, exchanges included; the mean.
     """
 
@@ -122,6 +127,7 @@ class Timing:
     staleness: float | None
     bytes_sent: int
     minibatches: list[int]
+    computed_s: list[float]
     rounds: float
 
 
@@ -138,6 +144,7 @@ def time_strategy(
     slowness: Mapping[int, float],
     spread: Mapping[int, float],
     network: Network,
+    disturbances: Disturbances | None = None,
     on_compute: OnCompute | None = None,
 ) -> Timing:
     """Runs a strategy over so many minibatches, without computing anything.
@@ -154,15 +161,26 @@ def time_strategy(
         slowness: how many times longer it takes at some learners.
         spread: how much it varies at some learners.
         network: what messages cost.
+        disturbances: what goes wrong.
         on_compute: told of each minibatch that was computed.
+
+    Raises:
+        UserError: no learner was left to finish.
     """
-    begun, ended, stale, waited = [], [], [], 0.0
-    trained, sent, rounds = [0] * learners, 0, 0
+    begun, ended, stale = [], [], []
+    waited = 0.0
+    lives: list[tuple[float, float]] = []
+    trained, rounds = [0] * learners, 0
 
     def loop() -> None:
-        nonlocal waited, sent
         placement = find_placement()
-        fabric = placement.node(address_at(placement))
+        incarnation = 0
+        while not live(placement, placement.node(address_at(placement, incarnation))):
+            incarnation += 1  # it was presumed dead, and comes back
+
+    def live(placement: Placement, fabric: Fabric) -> bool:
+        """Trains to the end; False if the coordinator refuses the learner in this incarnation."""
+        nonlocal waited
         task: Task[None] = Task(
             total=minibatches,
             batch_size=batch_size,
@@ -178,24 +196,33 @@ def time_strategy(
             task,
             timeout=placement.timeout,
         )
-        session.join()
-        begun.append(fabric.now())
-        stepper = session.stepper
-        while (found := stepper.next()) is not None:
-            computing = fabric.now()
-            fabric.compute(lambda: None, placement.cost)
-            if on_compute is not None:
-                on_compute(placement.number, computing, fabric.now())
-            stepper.backward_done()
-            stepper.update_begins()
-            session.replica.begin_update()
-            stepper.update_done()
-            trained[placement.number] += not found[0].stand_in
-        ended.append(fabric.now())
-        waited += stepper.data_wait_s + session.participant.wait_s
-        session.leave()
-        sent += fabric.bytes_sent
+        stepper, began = session.stepper, fabric.now()
+        try:
+            session.join()
+            began = fabric.now()
+            begun.append(began)
+            while (found := stepper.next()) is not None:
+                computing = fabric.now()
+                fabric.compute(lambda: None, placement.cost)
+                if on_compute is not None:
+                    on_compute(placement.number, computing, fabric.now())
+                stepper.backward_done()
+                stepper.update_begins()
+                session.replica.begin_update()
+                stepper.update_done()
+                trained[placement.number] += not found[0].stand_in
+            ended.append(fabric.now())
+            session.leave()
+        except (Cancelled, Refused) as end:
+            if not isinstance(reason_of(end), Refused):
+                raise
+            fabric.close()
+            return False
+        finally:  # a learner that is killed, too
+            lives.append((began, fabric.now()))
+            waited += stepper.data_wait_s + session.participant.wait_s
         placement.close()
+        return True
 
     def sink(event: dict[str, Any]) -> None:
         nonlocal rounds
@@ -211,11 +238,16 @@ def time_strategy(
         slowness=slowness,
         spread=spread,
         network=network,
+        disturbances=disturbances,
         limit=float("inf"),
         sink=sink,
     )
-    seconds = max(ended) - max(begun)
-    whole = max(seconds, 1e-9) * learners
+    if not ended:
+        raise UserError(f"{name}: every learner died before the end; let some come back")
+    first = learners - len(disturbances.late if disturbances else ())
+    last = max(ended)
+    seconds = last - max(sorted(begun)[:first])
+    whole = max(sum(max(0.0, min(end, last) - begin) for begin, end in lives), 1e-9)
     return Timing(
         name,
         learners,
@@ -223,7 +255,8 @@ def time_strategy(
         sum(run.computed_s.values()) / whole,
         waited / whole,
         sum(stale) / len(stale) if stale else None,
-        sent,
+        run.bytes_sent,
         trained,
+        [run.computed_s.get(number, 0.0) for number in range(learners)],
         rounds / learners,
     )

@@ -136,7 +136,7 @@ class Planner:
         solo = self._option(Variant(BASELINE), hosts.fastest(), None)
         options = [solo]
         for count in self._counts(hosts):
-            chosen = hosts.fastest_learners(count)
+            chosen = hosts.without_faults().fastest_learners(count)
             for variant in self.simulation.plan.variants[1:]:
                 options.append(min(self._paces(variant, chosen), key=_time))
         best = best_option(options, self.hours)
@@ -213,10 +213,10 @@ class Planner:
         """Seconds of a minibatch, share of the time computing, and minibatches between rounds."""
         spans: list[tuple[float, float]] = []
         round_ = hosts.learners * pace
-        timing = time_run(
+        measured = time_run(
             job,
             hosts,
-            {n: hosts.host_of(n).slowness for n in range(hosts.learners)},
+            {number: host.slowness for number, host in enumerate(hosts.places)},
             replace(self.load, minibatches=ROUNDS * round_),
             on_compute=lambda _, begin, end: spans.append((begin, end)),
         )
@@ -224,7 +224,7 @@ class Planner:
         first, last = (ends[round_ * number - 1] for number in COUNTED)
         computed = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
         seconds = (last - first) / (round_ * (COUNTED[1] - COUNTED[0]))
-        between = max(pace, ROUNDS * pace / max(timing.rounds, 1.0))
+        between = max(pace, ROUNDS * pace / max(measured.timing.rounds, 1.0))
         return seconds, computed / (hosts.learners * (last - first)), between
 
 

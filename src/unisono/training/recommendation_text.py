@@ -175,6 +175,11 @@ class RecommendationText:
             "unknown: strategies that ended below the target there, and rounds so slow that a run "
             f"has far fewer than {LEAST_ROUNDS}.",
         ]
+        if self.hosts.has_faults:
+            lines.append(
+                "Deaths, joins and partitions of the hosts file are left out here: `unisono "
+                "simulate --timing --strategies ...` has them."
+            )
         if any(option.learners > MOST_MEASURED for option in self.found.options):
             lines.append(
                 f"Beyond {MOST_MEASURED} learners nothing was measured: the examples needed are "

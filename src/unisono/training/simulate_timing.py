@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unisono.config import Config
 from unisono.data import Part, Prep
@@ -13,8 +14,9 @@ from unisono.errors import UserError
 from unisono.models import build
 from unisono.report.comparison import align
 from unisono.runs.directory import write_atomically
-from unisono.simulation.hosts import Hosts, TrainingTable
-from unisono.simulation.network import HostNetwork
+from unisono.simulation.disturbances import disturbances_of
+from unisono.simulation.hosts import Hosts, HostTable, TrainingTable
+from unisono.simulation.network import HostNetwork, LinkUse
 from unisono.simulation.timing import OnCompute, Timing, time_strategy
 from unisono.training.builders import shape_of, strategy_of
 from unisono.training.compare_variants import ComparisonRun
@@ -52,13 +54,56 @@ def load_of(config: Config, training: TrainingTable | None) -> Load:
     return Load(minibatches, sum(p.numel() for p in model.parameters()))
 
 
+@dataclass(frozen=True)
+class ClusterTiming:
+    """What a run took, and what its hosts and links did.
+
+    Attributes:
+        timing: of the run.
+        links: of hosts and racks.
+        places: the host of each learner.
+    """
+
+    timing: Timing
+    links: Sequence[LinkUse]
+    places: Sequence[HostTable]
+
+    @property
+    def slowest_host(self) -> tuple[str, float]:
+        """Its name, and the milliseconds of a minibatch there."""
+        trained: dict[str, int] = {}
+        computed: dict[str, float] = {}
+        timing = self.timing
+        for host, n, s in zip(self.places, timing.minibatches, timing.computed_s, strict=True):
+            trained[host.name] = trained.get(host.name, 0) + n
+            computed[host.name] = computed.get(host.name, 0.0) + s
+        ms = {name: 1000 * computed[name] / n for name, n in trained.items() if n}
+        return max(ms.items(), key=lambda item: item[1])
+
+    @property
+    def busiest_link(self) -> tuple[str, float] | None:
+        """Whose it is, and the share of the time that it is used; None where none is used."""
+        busiest = max(self.links, key=lambda link: link.busy_s)
+        share = busiest.busy_s / max(self.timing.seconds, 1e-9)
+        return (busiest.name, share) if busiest.busy_s else None
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of timing.json."""
+        return {
+            **asdict(self.timing),
+            "slowest_host": self.slowest_host[0],
+            "busiest_link": None if self.busiest_link is None else self.busiest_link[0],
+            "links": [asdict(link) for link in self.links],
+        }
+
+
 def time_run(
     job: ComparisonRun,
     hosts: Hosts,
     slowness: Mapping[int, float],
     load: Load,
     on_compute: OnCompute | None = None,
-) -> Timing:
+) -> ClusterTiming:
     """Times one run.
 
     Args:
@@ -69,7 +114,9 @@ def time_run(
         on_compute: told of each minibatch that was computed.
     """
     config = job.config
-    return time_strategy(
+    places = hosts.places
+    network = HostNetwork(hosts)
+    timing = time_strategy(
         strategy_of(config),
         name=job.variant.name,
         learners=hosts.learners,
@@ -79,10 +126,12 @@ def time_run(
         prefetch=config.prefetch,
         cost=hosts.minibatch_ms[config.chosen_optimizer] / 1000,
         slowness=slowness,
-        spread={n: hosts.host_of(n).spread for n in range(hosts.learners)},
-        network=HostNetwork(hosts),
+        spread={number: host.spread for number, host in enumerate(places)},
+        network=network,
+        disturbances=disturbances_of(hosts, job.seed),
         on_compute=on_compute,
     )
+    return ClusterTiming(timing, network.links(), places)
 
 
 @dataclass
@@ -107,22 +156,24 @@ class SimulateTiming:
             write_atomically(out / HOSTS, hosts.dump().encode())
             timings = [self._time(job, hosts) for job in jobs]
             lines = self._table(timings)
-            whole = {"load": asdict(self.load), "rows": [asdict(timing) for timing in timings]}
+            whole = {"load": asdict(self.load), "rows": [timing.to_json() for timing in timings]}
             write_atomically(out / TIMING, json.dumps(whole, indent=1).encode())
             write_atomically(out / TABLE, ("\n".join(lines) + "\n").encode())
         return lines
 
-    def _time(self, job: ComparisonRun, hosts: Hosts) -> Timing:
+    def _time(self, job: ComparisonRun, hosts: Hosts) -> ClusterTiming:
         where, slowness = self.simulation.place(job, hosts)
         count = self.load.minibatches * job.config.epochs
         return time_run(job, where, slowness, replace(self.load, minibatches=count))
 
-    def _table(self, timings: Sequence[Timing]) -> list[str]:
-        alone = timings[0].seconds
+    def _table(self, rows: Sequence[ClusterTiming]) -> list[str]:
+        alone = rows[0].timing.seconds
         epochs = self.simulation.plan.base.epochs
         heads = ["strategy", "learners", "s an epoch", "speed-up", "computing", "waiting"]
-        cells = [[*heads, "staleness", "MB sent"]]
-        for timing in timings:
+        cells = [[*heads, "staleness", "MB sent", "slowest host", "busiest link"]]
+        for row in rows:
+            timing, link = row.timing, row.busiest_link
+            host, milliseconds = row.slowest_host
             stale = "" if timing.staleness is None else f"{timing.staleness:.2f}"
             cells.append(
                 [
@@ -134,7 +185,13 @@ class SimulateTiming:
                     f"{timing.waiting:.1%}",
                     stale,
                     f"{timing.bytes_sent / 1e6:,.0f}",
+                    f"{host} ({milliseconds:.3g} ms)",
+                    "" if link is None else f"{link[0]} ({link[1]:.0%})",
                 ]
             )
-        note = "Virtual seconds; speed-ups are over solo. Shares are of the learners' time."
+        note = (
+            "Virtual seconds; speed-ups are over solo. Shares are of the learners' time. Slowest "
+            "host: milliseconds of a minibatch; busiest link: share of the time that it is used. "
+            f"Bytes of every link: {TIMING}."
+        )
         return ["", *align(cells), "", note]

@@ -13,6 +13,7 @@ from unisono.data import ChunkSource, FrameSource, Part
 from unisono.errors import Diverged
 from unisono.launch.coordinator_main import Events, outcome_of
 from unisono.simulation import run_loops, virtual_now
+from unisono.simulation.disturbances import disturbances_of
 from unisono.simulation.hosts import Hosts
 from unisono.simulation.network import HostNetwork
 from unisono.training.display import Display
@@ -62,6 +63,7 @@ def simulate_run(
                     slowness=slowness,
                     spread={n: hosts.host_of(n).spread for n in numbers},
                     network=HostNetwork(hosts),
+                    disturbances=disturbances_of(hosts, config.seed),
                     timeout=config.timeout_s,
                     limit=float("inf"),
                     sink=sink,
