@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.coordinator.pace import LEAST_SHARE, OVERHEAD, Pace, RoundTiming
+from unisono.coordinator.pace import LEAST_SHARE, MOST_SHARE, OVERHEAD, Pace, RoundTiming
 from unisono.fabric import learner
 
 MEMBERS = [learner(0), learner(1), learner(2)]
@@ -31,6 +31,17 @@ def test_rounds_cost_at_most_the_overhead_and_are_not_needlessly_rare(cost: floa
     share = run_in(adaptive(), [cost] * 3)
     assert cost / share <= OVERHEAD or share == 1024
     assert share == LEAST_SHARE or cost / (share / 2) > OVERHEAD
+
+
+@pytest.mark.parametrize(
+    ("cost", "share"),
+    [(0.1, LEAST_SHARE), (1.7, 64), (20.0, MOST_SHARE), (64.0, 64), (78.0, 128), (300.0, 512)],
+)
+def test_rounds_beside_computing_are_rare_only_where_links_cannot_carry_more(
+    cost: float, share: int
+) -> None:
+    pace = Pace(((0, LEAST_SHARE),), adaptive=True, overlapped=True, most=1024)
+    assert run_in(pace, [cost] * 3) == share
 
 
 def test_waiting_for_a_slow_learner_is_no_reason_for_rarer_rounds() -> None:

@@ -10,6 +10,13 @@ spent in its round: what the others spend beyond that is waiting for the slowest
 round would not shorten. More often than every ``LEAST_SHARE`` minibatches does not pay even where
 it costs nothing: models that were apart for a while average to a better one on held-out speakers
 (docs/evidence.md).
+
+With dynamic sharding learners compute while a round is under way, so that a slow link costs little
+computing, and rounds that are too rare cost accuracy:
+
+    k = max(LEAST_SHARE, min(c / (OVERHEAD * s), max(MOST_SHARE, c / s))),
+
+where one round every c / s minibatches is all that the links can carry.
 """
 
 from __future__ import annotations
@@ -25,6 +32,8 @@ OVERHEAD = 0.05
 """What rounds may cost, as a share of the computing."""
 LEAST_SHARE = 16
 """Minibatches a learner between two rounds where a round costs little; the pace of the start."""
+MOST_SHARE = 64
+"""The rarest pace that needs no more examples than ``LEAST_SHARE`` (docs/evidence.md)."""
 MEASURED = 4
 """Rounds that every member has measured before the pace changes."""
 LEAST_ROUNDS = 50
@@ -51,6 +60,8 @@ class Pace:
 
     schedule: PaceSchedule
     adaptive: bool = False
+    overlapped: bool = False
+    """Whether learners compute while a round is under way."""
     most: int = 1
     _timings: dict[Address, list[RoundTiming]] = field(default_factory=dict)
 
@@ -81,7 +92,10 @@ class Pace:
         step = statistics.median(
             t.compute_s / t.minibatches for m in members for t in self._timings[m]
         )
-        wanted = max(cost / (OVERHEAD * step) if step > 0 else 0.0, 1e-9)
+        ratio = cost / step if step > 0 else 0.0
+        wanted = max(ratio / OVERHEAD, 1e-9)
+        if self.overlapped:
+            wanted = min(wanted, max(MOST_SHARE, ratio))
         rounded = max(math.ceil(2.0 ** math.ceil(math.log2(wanted))), LEAST_SHARE)
         if self.share // 4 < rounded <= self.share:
             rounded = self.share  # What is measured varies: a pace that fits stays.

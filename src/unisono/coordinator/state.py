@@ -17,6 +17,7 @@ from unisono.coordinator.directives import (
     ViewChanged,
 )
 from unisono.coordinator.dynamic_sharding import DynamicSharding
+from unisono.coordinator.job import Sharding
 from unisono.coordinator.messages import (
     CONTROL,
     Admitted,
@@ -141,7 +142,8 @@ class State(RunState):
         is_new = self.job is None
         if self.job is None:
             self.job = job
-            self.pace = Pace(job.pace, job.adaptive_pace)
+            overlapped = job.sharding is Sharding.DYNAMIC
+            self.pace = Pace(job.pace, job.adaptive_pace, overlapped)
             self.pool = Pool(job.total, operation.committed)
             self.sync_rounds.start(operation.round)
             self.first_round = self.checkpoints.number = operation.round
