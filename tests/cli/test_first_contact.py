@@ -24,7 +24,7 @@ from unisono.runs.directory import RunDirectory
 from unisono.strategies.registry import find, make, names
 from unisono.training import bench
 from unisono.training.bench import Bench
-from unisono.training.display import Display, Tail
+from unisono.training.display import Display, EventReaders
 from unisono.verbosity import log_to_terminal
 
 __all__ = ["prep", "run"]
@@ -437,17 +437,19 @@ def test_events_are_read_as_they_come(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("of an earlier run\n")
     seen: list[Any] = []
-    tail = Tail(path, seen.append)  # type: ignore[arg-type]
+    tail = EventReaders(path, seen.append)
     tail()
     with path.open("a") as file:
-        file.write('{"event": "train"}\n{"event": "va')
+        file.write(
+            '{"time": 1, "learner": 0, "event": "train"}\n{"time": 2, "learner": 0, "event": "va'
+        )
     tail()
-    assert seen == [{"event": "train"}]
+    assert [event["event"] for event in seen] == ["train"]
     with path.open("a") as file:
         file.write('lidation"}\nbroken\n')
     tail()
     tail()
-    assert seen == [{"event": "train"}, {"event": "validation"}]
+    assert [event["event"] for event in seen] == ["train", "validation"]
 
 
 def test_the_start_of_a_run_is_a_table(run: Run, prep: Path, tmp_path: Path) -> None:

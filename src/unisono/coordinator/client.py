@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from unisono.coordinator.directives import Abandon, Acknowledged, Failure, NotMember, ViewChanged
@@ -18,7 +19,8 @@ from unisono.coordinator.messages import (
     Request,
     reply_port,
 )
-from unisono.coordinator.service import BEATS, PATIENCE
+from unisono.coordinator.service import BEATS, MOST_BEAT_S, PATIENCE
+from unisono.coordinator.status import Phase
 from unisono.errors import Cause
 from unisono.fabric.address import COORDINATOR
 from unisono.fabric.api import Cancelled, CoordinatorFound, Fabric, Gone, Rejected
@@ -66,6 +68,8 @@ class Client:
         self._lock = fabric.lock()
         self._next = 0
         self._pending: dict[int, Numbered] = {}
+        self.phase: Callable[[], Phase | None] = lambda: None
+        """What heartbeats tell of the learner."""
         fabric.port(CONTROL, members=True)
         fabric.spawn("control", self._control)
         if heartbeats:
@@ -155,8 +159,8 @@ class Client:
     def _beat(self) -> None:
         seen = self._fabric.now()
         while True:
-            self._fabric.sleep(self._timeout / BEATS)
-            if self._try(Heartbeat(self._fabric.endpoint)):
+            self._fabric.sleep(min(self._timeout / BEATS, MOST_BEAT_S))
+            if self._try(Heartbeat(self._fabric.endpoint, self.phase())):
                 seen = self._fabric.now()
             elif self._fabric.now() - seen > PATIENCE * self._timeout:
                 reason = f"the coordinator did not come back within {PATIENCE * self._timeout:g} s"

@@ -16,6 +16,7 @@ from typing_extensions import get_original_bases
 from unisono.coordinator.directives import CheckpointWritten, Directive, Notice
 from unisono.coordinator.job import Job
 from unisono.coordinator.pace import RoundTiming
+from unisono.coordinator.status import Phase
 from unisono.errors import Cause
 from unisono.fabric import Address, ConnectionLost, CoordinatorFound, MembersChanged, Rejected
 from unisono.fabric.codec import Codec, TypedPort
@@ -169,6 +170,8 @@ class Join(Request[Admitted]):
     endpoint: str
     metrics: str = ""
     """A file for the run's events, if the coordinator was told none."""
+    host: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -391,6 +394,8 @@ class Heartbeat:
     """The learner lives."""
 
     endpoint: str
+    phase: Phase | None = None
+    """What it is doing; None: it does not say."""
 
 
 @dataclass(frozen=True)

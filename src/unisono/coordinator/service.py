@@ -34,12 +34,15 @@ from unisono.coordinator.messages import (
 from unisono.coordinator.outbox import RETRY_S, Outbox
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
+from unisono.coordinator.status import Status
 from unisono.errors import Cause, UserError
 from unisono.fabric.address import Address
 from unisono.fabric.api import Cancelled, ConnectionLost, Fabric, Member, Rejected, TimedOut
 
 BEATS = 5
-"""Heartbeats in one timeout."""
+"""Heartbeats in one timeout, at least."""
+MOST_BEAT_S = 2.0
+"""Seconds between two of them, at most: a learner that has become slow is to be seen soon."""
 PATIENCE = 6
 """Timeouts to wait for somebody who is away: the coordinator, or the last learner."""
 
@@ -102,6 +105,9 @@ class Service:
         self._orphaned: float | None = None
         self._disk_error = ""
         self._diverged: set[Address] = set()
+        self._status: Status | None = None
+        if sink is not None or open_sink is not None:
+            self._status = Status(self._tell, min(timeout / BEATS, MOST_BEAT_S))
         fabric.port(PORT, lost=True)
 
     def run(self) -> None:
@@ -126,6 +132,8 @@ class Service:
             for output in outputs:
                 self._send(output)
             self._acknowledge(commands)
+            if self._status is not None:
+                self._status.tell(self._fabric.now(), self.state.pool, self._members_seen())
         self._say_last_words()
 
     def _record(self, commands: list[Command]) -> bool:
@@ -235,6 +243,8 @@ class Service:
             return self._take_of_stranger(sender, body, command)
         self._seen.pop(sender, None)
         self._seen[sender] = self._fabric.now()
+        if self._status is not None and isinstance(body, Heartbeat):
+            self._status.heard(sender, body.phase)
         return command
 
     def _take_of_stranger(
@@ -295,7 +305,8 @@ class Service:
         about: dict[str, Any] = {"learner": who.number, "who": str(who)}
         is_member = who in self.state.learners
         if isinstance(operation, Join) and not is_member:
-            self._tell("joined", {**about, "reason": ""})
+            where = {"host": operation.host, "device": operation.device}
+            self._tell("joined", {**about, "reason": "", **where})
         elif isinstance(operation, Leave) and is_member:
             self._tell("leaves", {**about, "reason": ""})
         elif isinstance(operation, Lost) and is_member:
@@ -318,6 +329,9 @@ class Service:
             except (OSError, UserError) as error:
                 log.warning("unisono: no metrics in %s: %s", path, error)
             self._open_sink = None
+
+    def _members_seen(self) -> dict[Address, float]:
+        return {who: self._seen[who] for who in self.state.learners if who in self._seen}
 
     def _find_silent(self) -> list[Command]:
         """Those to be declared dead; the last that has the model is waited for longer.

@@ -70,6 +70,8 @@ class Traffic:
     """Of vectors."""
     seconds: float = 0.0
     """During which some of them were on their way over a network; 0 where there is none."""
+    carrying_since: float | None = None
+    """While some are: since when, by the clock of ``now``; not yet in ``seconds``."""
 
 
 @dataclass(frozen=True)

@@ -384,6 +384,7 @@ class Learner:
             announce=feed.announce,
             window=feed.window,
             metrics="" if self._checkpoints is None else str(self._checkpoints / METRICS),
+            machine=(self._placement.host, self._storage.device),
         )
 
     def _make_session(self, fabric: Fabric, task: Task[Any]) -> Session[Any]:
@@ -423,8 +424,6 @@ class Learner:
             self._feed.close()
         if self._log is not None:
             self._log.close()
-
-    # Steps.
 
     def _end_iteration(self, rejoiner: Rejoiner, progress: Progress) -> None:
         if progress.current is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,8 @@ class Placement(Protocol):
     """How many the run begins with."""
     timeout: float
     """Seconds after which a silent learner is presumed dead."""
+    host: str
+    """What the machine is called."""
 
     @property
     def cost(self) -> float:
@@ -86,6 +89,7 @@ class SingleProcess:
     sink: Callable[[dict[str, Any]], None] | None = None
     began: float | None = None
     """When the clock of the events is at 0, by the monotonic clock; None: when the node is made."""
+    host: str = field(default_factory=platform.node)
     service: Service | None = field(default=None, init=False)
     _host: Host | None = field(default=None, init=False)
 
@@ -140,6 +144,7 @@ class LaunchedProcess:
     cost: float = 0.0
     network: NetworkSettings | None = None
     coordinator: str = ""
+    host: str = field(default_factory=platform.node)
     _host: Host | None = field(default=None, init=False)
 
     @classmethod

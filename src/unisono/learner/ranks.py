@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import sys
 import tempfile
@@ -112,6 +113,7 @@ class OfLauncher:
     rank: Rank
     timeout: float = field(init=False)
     cost: float = 0.0
+    host: str = field(default_factory=platform.node)
     _placement: LaunchedProcess | None = field(default=None, init=False)
     _children: ChildProcesses = field(default_factory=ChildProcesses, init=False)
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False)

@@ -8,8 +8,10 @@ from typing import Any, Generic, TypeVar
 from unisono.coordinator.client import Client
 from unisono.coordinator.job import Job
 from unisono.coordinator.messages import Join, Leave, Mismatch, Open
+from unisono.coordinator.status import Doing, Phase
 from unisono.errors import UserError
 from unisono.fabric import Fabric
+from unisono.learner.link_rates import LinkRates
 from unisono.learner.planner import Planner
 from unisono.learner.replica import LearnerReplica, OptimizerAccess, Storage
 from unisono.learner.stepper import Stepper
@@ -39,6 +41,7 @@ class Session(Generic[T]):
     ) -> None:
         self.fabric = fabric
         self.client = Client(fabric, timeout, heartbeats=heartbeats)
+        self._link_rates = LinkRates(fabric)
         self.replica = LearnerReplica(storage, optimizers, fabric, self.client, log)
         self.participant: Participant = strategy.participant(self.replica)
         self.participant.rounds = task.sync_round
@@ -49,6 +52,7 @@ class Session(Generic[T]):
         planner = Planner(self.client, fabric.address, round_plan, task.checkpoint_every, want)
         self._round_plan = round_plan
         self.stepper: Stepper[T] = Stepper(self.replica, self.participant, planner, task)
+        self.client.phase = self._phase
 
     @property
     def shares_nothing(self) -> bool:
@@ -66,6 +70,17 @@ class Session(Generic[T]):
             if sent.bytes
         ]
 
+    def _phase(self) -> Phase:
+        """What the learner's own thread does; asked by another one."""
+        others, data = self.participant.waiting_since, self.stepper.waiting_since
+        if others is not None:
+            doing, since = Doing.OTHERS, others
+        elif data is not None:
+            doing, since = Doing.DATA, data
+        else:
+            doing, since = Doing.COMPUTING, self.stepper.computing_since
+        return Phase(doing, self.fabric.now() - since, self._link_rates.slowest())
+
     def join(self) -> None:
         """Becomes a member, gets its state and begins to plan."""
         self.enroll()
@@ -73,7 +88,9 @@ class Session(Generic[T]):
 
     def enroll(self) -> bool:
         """Becomes a member and says what it wants to train; whether it is the first to say it."""
-        self.client.call(Join(self.fabric.endpoint, self._task.metrics), "session")
+        self.client.call(
+            Join(self.fabric.endpoint, self._task.metrics, *self._task.machine), "session"
+        )
         job = Job(
             total=self._task.total,
             sharding=self._round_plan.sharding,

@@ -60,6 +60,10 @@ class Stepper(Generic[T]):
         self._last_round = 0
         self._checkpoint_due = False
         self.data_wait_s = 0.0
+        self.waiting_since: float | None = None
+        """When it began to wait for a minibatch, while it does."""
+        self.computing_since = replica.fabric.now()
+        """When the current minibatch was there."""
         self._leader: Address | None = None
         self.stopped = False
         """At the end: whether the run was stopped before its last epoch."""
@@ -83,10 +87,11 @@ class Stepper(Generic[T]):
         self._end_round()
         self._write_checkpoint()
         while True:
-            began = self._replica.fabric.now()
+            began = self.waiting_since = self._replica.fabric.now()
             item, data = next(self._items, (None, None))
+            self.waiting_since, self.computing_since = None, self._replica.fabric.now()
             if isinstance(item, Minibatch):
-                self.data_wait_s += self._replica.fabric.now() - began
+                self.data_wait_s += self.computing_since - began
                 self._current, self._seen, self._agreed = item, False, False
                 self._end = item.end
                 self._replica.reached = item.reached / self._task.total

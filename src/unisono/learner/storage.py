@@ -67,6 +67,11 @@ class ModelStorage:
         text = repr([(name, tuple(t.shape)) for name, t in named] + [_dtype(self.tensors)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def device(self) -> str:
+        """Where the model is."""
+        return str(self.tensors[0].device)
+
     def check_device(self) -> None:
         """Refuses a model that is spread over devices."""
         devices = sorted({str(t.device) for t in self.tensors})

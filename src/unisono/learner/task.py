@@ -41,3 +41,5 @@ class Task(Generic[T]):
     """Minibatches between ``announce`` and ``load``, while the pool has any."""
     metrics: str = ""
     """A file for the run's events, if nobody else has one for them."""
+    machine: tuple[str, str] = ("", "")
+    """Host and device, for the run's events."""

@@ -36,7 +36,7 @@ def read_metrics(path: Path) -> list[Event]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                event = _parse(line)
+                event = parse_event(line)
                 if event is not None:
                     events.append(event)
                 elif line.endswith(b"\n"):
@@ -52,13 +52,14 @@ def cut_torn_line(path: Path) -> None:
         content = file.read()
         kept = content[: content.rfind(b"\n") + 1]
         rest = content[len(kept) :]
-        if _parse(rest) is not None:
+        if parse_event(rest) is not None:
             file.write(b"\n")
         else:
             file.truncate(len(kept))
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_event(line: bytes) -> Event | None:
+    """Reads a line; None: it is no event."""
     try:
         event = json.loads(line)
     except ValueError:

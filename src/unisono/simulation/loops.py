@@ -62,6 +62,7 @@ def run_loops(
     limit: float = 1e6,
     check: bool = True,
     sink: Sink | None = None,
+    hosts: Mapping[int, str] | None = None,
 ) -> LoopsRun:
     """Runs the same function once a learner, each as if it were alone in a process of its own.
 
@@ -82,6 +83,7 @@ def run_loops(
         limit: seconds after which the run counts as stuck.
         check: raise the first error of a loop; without it they are in the result.
         sink: takes each event of the metrics at once; without it they are in the result.
+        hosts: what the machines of learners are called, by number.
 
     Returns:
         What the coordinator knows at the end.
@@ -103,6 +105,7 @@ def run_loops(
         timeout,
         disturbances or Disturbances(),
         sink,
+        hosts or {},
     )
     run = loops.run(faults)
     if check:
@@ -131,6 +134,7 @@ class _SimulatedPlacement:
     number: int
     learners: int
     timeout: float
+    host: str
     current: SimulatedNode
     _used: bool = field(default=False, init=False)
 
@@ -165,6 +169,7 @@ class _Loops:
         timeout: float,
         disturbances: Disturbances,
         sink: Sink | None,
+        hosts: Mapping[int, str],
     ) -> None:
         self._loop = loop
         self._learners = learners
@@ -173,6 +178,7 @@ class _Loops:
         self._spread = spread
         self._timeout = timeout
         self._disturbances = disturbances
+        self._hosts = hosts
         self.kernel = kernel
         self._journal = MemoryJournal()
         self._events: list[dict[str, Any]] = []
@@ -216,7 +222,8 @@ class _Loops:
 
     def _start(self, number: int) -> None:
         node = self.node(learner(number))
-        placement = _SimulatedPlacement(self, number, self._learners, self._timeout, node)
+        host = self._hosts.get(number, "simulated")
+        placement = _SimulatedPlacement(self, number, self._learners, self._timeout, host, node)
         self.kernel.keep_random_state(node)
 
         def main() -> None:

@@ -9,7 +9,8 @@ its learner as a ``Replica`` and the others through the fabric; it never touches
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
@@ -210,6 +211,18 @@ class Participant:
         self.rounds = 0
         self.wait_s = 0.0
         """Seconds that the learner's own thread waited for others."""
+        self.waiting_since: float | None = None
+        """When it began to wait for others, while it does."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, the learner's own thread waits for others."""
+        began = self.waiting_since = self.fabric.now()
+        try:
+            yield
+        finally:
+            self.wait_s += self.fabric.now() - began
+            self.waiting_since = None
 
     def start(self) -> None:
         """Before the first minibatch; the learner has joined. May spawn activities."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from unisono.runs.tail import Tail
 from unisono.text import counted
 
 PARENT_SHOWS = "UNISONO_PARENT_SHOWS"
@@ -126,24 +126,16 @@ class Display:
         )
 
 
-class Tail:
+class EventReaders:
     """Hands on the events that another process appends to a file."""
 
     def __init__(self, path: Path, *readers: Callable[[dict[str, Any]], None]) -> None:
-        self._path = path
+        self._tail = Tail(path, from_start=False)
         self._readers = readers
-        self._read = path.stat().st_size if path.is_file() else 0
 
     def __call__(self) -> None:
-        """Those that have come since the last call; half a line is left for the next."""
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._read += len(line)
-                for read in self._readers:
-                    with suppress(ValueError, KeyError, TypeError):  # an event of another version
-                        read(json.loads(line))
+        """Those that have come since the last call."""
+        for event in self._tail.read():
+            for read in self._readers:
+                with suppress(ValueError, KeyError, TypeError):  # an event of another version
+                    read(event)

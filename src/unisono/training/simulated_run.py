@@ -48,7 +48,7 @@ def simulate_run(
     simulated = Simulated(virtual_now, sources)
     numbers = range(config.first_learners)
     with made(path, config, resume=False) as run:
-        note_start(run, config, 0.0)
+        note_start(run, config, 0.0, simulated=True)
         with contextlib.closing(Events(run.metrics)) as events, Display() as display:
 
             def sink(event: dict[str, Any]) -> None:
@@ -67,6 +67,7 @@ def simulate_run(
                     timeout=config.timeout_s,
                     limit=float("inf"),
                     sink=sink,
+                    hosts={n: hosts.host_of(n).name for n in numbers},
                 )
             except Diverged:
                 return

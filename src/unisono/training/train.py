@@ -41,7 +41,7 @@ from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
 from unisono.training.builders import committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
-from unisono.training.display import PARENT_SHOWS, Display, Tail
+from unisono.training.display import PARENT_SHOWS, Display, EventReaders
 from unisono.training.divergence import Recovery
 from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
@@ -183,12 +183,13 @@ def check(config: Config) -> None:
         require_files(learners)
 
 
-def note_start(run: RunDirectory, config: Config, time: float) -> None:
+def note_start(run: RunDirectory, config: Config, time: float, *, simulated: bool = False) -> None:
     """The first event of a run, and of each resumption, whose clock begins at 0 again."""
     strategy = make(config.strategy_name, config.strategy_options)
     lines = describe(strategy, config.first_learners)
     with contextlib.closing(Events(run.metrics)) as events:
-        events({"event": "start", "time": time, "learner": None, "lines": lines})
+        about = {"lines": lines, "simulated": simulated}
+        events({"event": "start", "time": time, "learner": None, **about})
 
 
 def _train_alone(
@@ -234,7 +235,7 @@ def _train_together(
             respawn=config.respawn,
             threads=config.threads_per_learner(os.cpu_count() or 1),
             say=display.say,
-            on_turn=Tail(run.metrics, display, watch),
+            on_turn=EventReaders(run.metrics, display, watch),
             environment={PARENT_SHOWS: "1"},
             wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
         ).run()
@@ -266,7 +267,7 @@ def _train_on_cluster(
         metrics=run.metrics,
         respawn=config.respawn,
         links=config.links,
-        on_turn=Tail(run.metrics, watch),
+        on_turn=EventReaders(run.metrics, watch),
     ).run()
     return _result(outcome)
 

@@ -89,7 +89,6 @@ class TcpLink:
         self._broken_since: float | None = None
         self._trouble = ""
         self._carrying = 0
-        self._carrying_since = 0.0
         self._on_ready = on_ready
         self._on_end = on_end
         self._credits = SendCredits(changed)
@@ -145,7 +144,7 @@ class TcpLink:
         """A vector is on its way. Under the order's lock."""
         if kept.memory is not None:
             if self._carrying == 0:
-                self._carrying_since = time.monotonic()
+                self._traffic.carrying_since = time.monotonic()
             self._carrying += 1
 
     def drop(self) -> None:
@@ -251,8 +250,10 @@ class TcpLink:
         if kept.memory is not None:
             self._buffers.give(kept.memory)
             self._carrying -= 1
-            if self._carrying == 0:
-                self._traffic.seconds += time.monotonic() - self._carrying_since
+            since = self._traffic.carrying_since
+            if self._carrying == 0 and since is not None:
+                self._traffic.seconds += time.monotonic() - since
+                self._traffic.carrying_since = None
 
     def _broken(self, stream: FrameStream) -> None:
         self._current = None

@@ -174,13 +174,14 @@ class ServerParticipant(Participant):
         return 1.0 if self._alone else 1 / len(self.fabric.members().addresses())
 
     def _pull(self, *, wait: bool) -> None:
-        began = self.fabric.now()
-        try:
-            self.fabric.receive(PULLED, timeout=None if wait else 0.0)
-        except TimedOut:
-            return
         if wait:
-            self.wait_s += self.fabric.now() - began
+            with self.waiting():
+                self.fabric.receive(PULLED)
+        else:
+            try:
+                self.fabric.receive(PULLED, timeout=0.0)
+            except TimedOut:
+                return
         self._under_way = False
         self.rounds = self._agent.applied
         self._pulled_at = self._shard_store.copies[0].version

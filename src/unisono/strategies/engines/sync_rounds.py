@@ -189,9 +189,8 @@ class SyncParticipant(Participant):
 
     def await_round(self) -> None:
         """Waits for the sync round that was begun."""
-        began = self.fabric.now()
-        self.fabric.receive(AGREED)
-        self.wait_s += self.fabric.now() - began
+        with self.waiting():
+            self.fabric.receive(AGREED)
 
     def flush(self) -> None:
         """Lets the agent report what it has not, and waits until it has."""

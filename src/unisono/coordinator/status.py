@@ -1,0 +1,108 @@
+"""What the coordinator tells about a run, once a second: its leases, and learners that stand out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from unisono.fabric.address import Address
+from unisono.pool.pool import Pool
+
+PERIOD = 1.0
+"""Seconds between two ``status`` events."""
+LONG_S = 0.5
+"""Seconds in one phase below which nothing is told of it."""
+
+
+class Doing(Enum):
+    """What a learner's own thread does."""
+
+    COMPUTING = "computing"
+    DATA = "data"
+    """It waits for a minibatch: to be leased, or loaded."""
+    OTHERS = "others"
+    """It waits for other learners, or for what they send."""
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """How fast a learner's slowest link over a network is, since the last heartbeat."""
+
+    receiver: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a learner is doing, and for how long it has been."""
+
+    doing: Doing
+    seconds: float
+    link: LinkRate | None = None
+
+
+class Status:
+    """Collects what heartbeats tell between two ``status`` events.
+
+    Args:
+        tell: writes an event of the metrics.
+        beat: seconds between two heartbeats of a learner.
+    """
+
+    def __init__(self, tell: Callable[[str, dict[str, Any]], None], beat: float) -> None:
+        self._tell = tell
+        self._late = 1.5 * beat
+        self._told: float | None = None
+        self._phases: dict[Address, Phase] = {}
+
+    def heard(self, who: Address, phase: Phase | None) -> None:
+        """A heartbeat has come."""
+        if phase is not None:
+            self._phases[who] = phase
+
+    def tell(self, now: float, pool: Pool, seen: dict[Address, float]) -> None:
+        """Writes the event if it is time.
+
+        Args:
+            now: by the clock of ``seen``.
+            pool: of the run.
+            seen: when each member was last heard of.
+        """
+        if self._told is not None and now - self._told < PERIOD:
+            return
+        self._told = now
+        phases, self._phases = self._phases, {}
+        counts = pool.counts
+        fields: dict[str, Any] = {
+            "learner": None,
+            "total": pool.total,
+            "free": pool.free,
+            "leased": sum(len(held) for held in pool.held.values()),
+            "committed": len(pool.committed),
+            "returned": counts.returned,
+            "redone": counts.redone,
+            "skipped": counts.skipped,
+            "dropped": counts.dropped,
+            "silent": {str(a.number): now - t for a, t in seen.items() if now - t > self._late},
+            "phases": {
+                str(a.number): _plain(phase)
+                for a, phase in phases.items()
+                if a in seen and (phase.seconds > LONG_S or phase.link is not None)
+            },
+        }
+        self._tell("status", fields)
+
+
+def _plain(phase: Phase) -> dict[str, Any]:
+    plain: dict[str, Any] = {"doing": phase.doing.value, "seconds": phase.seconds}
+    if phase.link is not None:
+        link = phase.link
+        plain["link"] = {
+            "receiver": link.receiver,
+            "bytes": link.bytes,
+            "seconds": link.seconds,
+        }
+    return plain
