@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WITH_RAY := $(VENV)/.with-ray
+WITH_BROWSER := $(VENV)/.with-browser
 WITH_DOCS := $(VENV)/.with-docs
 # Files of tests at a time; JOBS=0: in one process.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -17,7 +18,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest $(IN_PARALLEL)
 
-test-long: $(READY) $(WITH_RAY)
+test-long: $(READY) $(WITH_RAY) $(WITH_BROWSER)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m long
 
 lint: $(READY)
@@ -45,6 +46,12 @@ $(READY): pyproject.toml constraints.txt
 $(WITH_RAY): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster]'
 	@touch $(WITH_RAY)
+
+# 165 MB that only the long test of the live page needs, with a chromium on the PATH; without them
+# it is skipped.
+$(WITH_BROWSER): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	@touch $(WITH_BROWSER)
 
 # What only the documentation needs.
 $(WITH_DOCS): $(READY)

@@ -116,7 +116,10 @@ def draw_packages() -> str:
     """Draws the packages; each imports only from those below it."""
     rows = [
         ("cli", "one file a command: parses and prints"),
-        ("training · launch", "worker, compare, decode, demo · local, Ray, torchrun"),
+        (
+            "training · launch · watch",
+            "worker, compare, decode, demo · local, Ray, torchrun · live page",
+        ),
         ("report", "HTML pages and tables of runs"),
         (
             "learner · models · optim · speech · runs · simulation",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import io
 import json
 import math
+import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import typer
 
 from unisono.cli.main import main
 from unisono.data import Prep, synthesise
@@ -88,6 +93,83 @@ def test_train_leaves_what_a_run_promises(run: Run, prep: Path, tmp_path: Path) 
     assert "report:" in text
 
 
+class Viewer:
+    """Opens the page as soon as its address is printed, and looks at it to the end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen = b""
+        self.page = b""
+        self.port = 0
+        self._echo = typer.echo
+        self._thread: threading.Thread | None = None
+        monkeypatch.setattr(typer, "echo", self.echo)
+
+    def echo(self, text: str) -> None:
+        self._echo(text)
+        if text.startswith("watch at "):
+            self.port = urlsplit(text.split()[-1]).port or 0
+            self._thread = threading.Thread(target=self._look)
+            self._thread.start()
+
+    def _look(self) -> None:
+        page = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        page.request("GET", "/")
+        self.page = page.getresponse().read()
+        events = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        events.request("GET", "/events")
+        self.seen = events.getresponse().read()  # until the server closes it
+
+    def join(self) -> None:
+        assert self._thread is not None
+        self._thread.join(30)
+
+
+def test_train_is_watched_to_its_end(
+    run: Run, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer = Viewer(monkeypatch)
+    out = tmp_path / "run"
+    status, text, error = run("train", prep, "--out", out, "--watch", *QUICK)
+    assert (status, error) == (0, "")
+    assert f"watch at http://127.0.0.1:{viewer.port}/" in text
+    viewer.join()
+    assert b"<h1" in viewer.page
+    last = json.loads(viewer.seen.strip().split(b"\n\n")[-1].removeprefix(b"data: "))
+    assert last["state"]["stage"] == "finished"
+    assert last["state"]["pool"]["committed"] == last["state"]["pool"]["total"] > 0
+    assert [row["device"] for row in last["state"]["learners"]] == ["cpu"]
+    with pytest.raises(OSError):
+        http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=5).connect()
+
+
+def test_a_run_that_fails_takes_its_page_along(
+    run: Run, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer = Viewer(monkeypatch)
+    given = ["train", prep, "--out", tmp_path / "run", "--watch", "--strategy", "nonsense"]
+    status, _, error = run(*given, *QUICK)
+    assert status == 2 and is_one_line(error, "nonsense")
+    viewer.join()
+    assert threading.active_count() == 1 or not [
+        thread for thread in threading.enumerate() if thread.name == "http"
+    ]
+
+
+def test_what_cannot_be_watched_is_one_line(run: Run, tmp_path: Path) -> None:
+    status, _, error = run("watch", tmp_path / "nowhere")
+    assert status == 2 and is_one_line(error, "nowhere is not a run: no such directory")
+    (tmp_path / "run").mkdir()
+    status, _, error = run("watch", tmp_path / "run")
+    assert status == 2 and is_one_line(error, "neither config.toml nor metrics.jsonl")
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, error = run("watch", tmp_path / "run", "--port", port)
+    assert status == 2 and is_one_line(error, f"port {port}", "in use", "choose another")
+    status, _, error = run("watch", tmp_path / "run", "--address", "no.such.host.invalid")
+    assert status == 2 and is_one_line(error, "no.such.host.invalid")
+
+
 def test_every_command_has_help(run: Run) -> None:
     commands = (
         "demo",
@@ -99,6 +181,7 @@ def test_every_command_has_help(run: Run) -> None:
         "compare",
         "bench",
         "report",
+        "watch",
         "doctor",
     )
     for command in commands:

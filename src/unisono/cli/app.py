@@ -23,6 +23,7 @@ from unisono.cli.report import report
 from unisono.cli.simulate import simulate
 from unisono.cli.synthesize import synthesize
 from unisono.cli.train import train
+from unisono.cli.watch import watch
 from unisono.errors import UserError
 from unisono.learner.ranks import Rank
 from unisono.training.display import show
@@ -113,6 +114,7 @@ def common(
 
 COMMANDS = (
     demo, synthesize, prepare, decode, compare, simulate, export, bench, doctor, report,
+    watch,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=Command)(command)

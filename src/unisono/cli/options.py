@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+WATCH_TOKEN = "UNISONO_WATCH_TOKEN"
+"""The environment variable with the token of live pages."""
+
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.", show_default="3")]
 Seeds = Annotated[int, typer.Option(help="Seeds: each run is made so often.", min=1)]
 Sets = Annotated[

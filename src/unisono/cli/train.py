@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +23,7 @@ from unisono.runs.summary import Summary
 from unisono.training import train as training
 from unisono.training.display import show
 from unisono.verbosity import log_to_terminal
+from unisono.watch.server import serving
 
 
 def _list_keys(wanted: bool) -> None:
@@ -93,6 +96,9 @@ def train(
             "--respawn/--no-respawn", help="Replace learners that die.", show_default="yes"
         ),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run in the browser while it runs.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Log what learners and coordinator do.")
     ] = False,
@@ -115,14 +121,16 @@ def train(
     }
     file = out / "config.toml" if resume and config is None and out.exists() else config
     settings = load(file, sets or [], flags)
+    is_first = rank is None or rank.number == 0
     try:
-        if rank is None:
-            summary: Summary | None = training.train(
-                settings, out, resume=resume, began=process_start()
-            )
-        else:
-            with exit_on_error():
-                summary = train_as_rank(rank, settings, out, resume=resume)
+        with _live_page(out) if watch and is_first else nullcontext():
+            if rank is None:
+                summary: Summary | None = training.train(
+                    settings, out, resume=resume, began=process_start()
+                )
+            else:
+                with exit_on_error():
+                    summary = train_as_rank(rank, settings, out, resume=resume)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_way_on(out)) from None
     if summary is None:
@@ -130,6 +138,14 @@ def train(
     for line in summary.lines():
         typer.echo(line)
     typer.echo(f"report: {out / 'report.html'}")
+
+
+@contextmanager
+def _live_page(out: Path) -> Iterator[None]:
+    """The run's page, on a free port of this machine alone; it ends with the run."""
+    with serving(RunDirectory(out)) as (_, url):
+        typer.echo(f"watch at {url}")
+        yield
 
 
 def _way_on(out: Path) -> str:

@@ -132,8 +132,8 @@ class Service:
             for output in outputs:
                 self._send(output)
             self._acknowledge(commands)
-            if self._status is not None:
-                self._status.tell(self._fabric.now(), self.state.pool, self._members_seen())
+            self._tell_status()
+        self._tell_status(last=True)
         self._say_last_words()
 
     def _record(self, commands: list[Command]) -> bool:
@@ -330,8 +330,10 @@ class Service:
                 log.warning("unisono: no metrics in %s: %s", path, error)
             self._open_sink = None
 
-    def _members_seen(self) -> dict[Address, float]:
-        return {who: self._seen[who] for who in self.state.learners if who in self._seen}
+    def _tell_status(self, *, last: bool = False) -> None:
+        if self._status is not None:
+            seen = {who: self._seen[who] for who in self.state.learners if who in self._seen}
+            self._status.tell(self._fabric.now(), self.state.pool, seen, last=last)
 
     def _find_silent(self) -> list[Command]:
         """Those to be declared dead; the last that has the model is waited for longer.

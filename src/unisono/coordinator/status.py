@@ -1,4 +1,4 @@
-"""What the coordinator tells about a run, once a second: its leases, and learners that stand out."""
+"""What the coordinator tells once a second: the leases, and learners that stand out."""
 
 from __future__ import annotations
 
@@ -63,15 +63,18 @@ class Status:
         if phase is not None:
             self._phases[who] = phase
 
-    def tell(self, now: float, pool: Pool, seen: dict[Address, float]) -> None:
+    def tell(
+        self, now: float, pool: Pool, seen: dict[Address, float], *, last: bool = False
+    ) -> None:
         """Writes the event if it is time.
 
         Args:
             now: by the clock of ``seen``.
             pool: of the run.
             seen: when each member was last heard of.
+            last: none will follow: it is time.
         """
-        if self._told is not None and now - self._told < PERIOD:
+        if not last and self._told is not None and now - self._told < PERIOD:
             return
         self._told = now
         phases, self._phases = self._phases, {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 
 from unisono.errors import UserError
@@ -79,3 +80,11 @@ def cut_torn_line(file: int) -> None:
         end = start
     if end != size:
         os.ftruncate(file, end)
+
+
+def file_age(path: Path) -> float | None:
+    """Seconds since a file was last written, by the machine's clock; None: it is not there."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return None

@@ -1,0 +1,3 @@
+"""The live page of a run, from the files of its directory."""
+
+from __future__ import annotations

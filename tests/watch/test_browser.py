@@ -1,0 +1,131 @@
+"""The live page in a real browser: headless Chromium by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.live_events import Cluster
+from unisono.cli.main import main
+from unisono.config import load
+from unisono.data import synthesise
+from unisono.runs import RunDirectory, format_event
+from unisono.watch.server import serving
+from watch_screenshot import Slowed, browser, learner_processes, wait_for_text, watched_run
+
+pytest.importorskip("playwright")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here"),
+]
+
+
+@pytest.fixture
+def chromium() -> Iterator[Any]:
+    with browser() as chromium:
+        yield chromium
+
+
+class Page:
+    """A page that must have no error, and ask nobody else for anything."""
+
+    def __init__(self, chromium: Any, url: str, scheme: str = "light") -> None:
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page = chromium.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda line: self.errors.append(line.text))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(url)
+        self.page.wait_for_selector(".card", timeout=120_000)
+        self._url = url
+
+    def text(self, selector: str) -> str:
+        return str(self.page.text_content(selector))
+
+    def check(self) -> None:
+        assert self.errors == []
+        outside = [u for u in self.requests if not u.startswith((self._url, "data:"))]
+        assert outside == []
+
+
+def test_a_slow_learner_and_a_death_as_they_happen(chromium: Any, tmp_path: Path) -> None:
+    with watched_run(tmp_path, 3) as (process, url):
+        page = Page(chromium, url)
+        wait_for_text(page.page, "#stage", "running", 60)
+        wait_for_text(page.page, "#verdict", "slow", 60)
+        page.page.wait_for_timeout(8000)
+        with Slowed(learner_processes(process)[1], 5):
+            seconds = wait_for_text(page.page, "#slow", "Slowest: learner 1", 10)
+            print(f"named after {seconds:.1f} s")
+            card = page.page.locator('.card[data-learner="1"]')
+            assert "slow" in card.get_attribute("class")
+        wait_for_text(page.page, "#slow", "No learner is slow", 30)
+        os.kill(learner_processes(process)[2], signal.SIGKILL)
+        wait_for_text(page.page, "#log", "learner 2 was lost", 10)
+        wait_for_text(page.page, '.card[data-learner="2"]', "lost", 10)
+        wait_for_text(page.page, "#log", "learner 3 joined", 60)
+        assert "committed" in page.text("#pool")
+        assert page.page.locator("#curve path").count() >= 1
+        page.check()
+
+
+def write_run(path: Path, learners: int, seconds: int) -> RunDirectory:
+    run = RunDirectory.create(path, load(None, [], {}))
+    with run.metrics.open("ab") as file:
+        cluster = Cluster(learners, lambda event: file.write(format_event(event)) and None)
+        cluster.start()
+        cluster.waits = True
+        cluster.run(seconds)
+    return run
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(chromium: Any, tmp_path: Path, scheme: str) -> None:
+    with serving(write_run(tmp_path / "run", 2, 5)) as (_, url):
+        page = Page(chromium, url, scheme)
+        colour = page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        red = int(colour.removeprefix("rgb(").split(",")[0])
+        assert (red > 200) == (scheme == "light")
+        page.check()
+
+
+def test_the_simulated_run_of_two_hundred_learners(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prep, out = tmp_path / "prep", tmp_path / "simulated"
+    sizes = {"speakers": 10, "utterances_per_speaker": 10, "frames_per_utterance": 400}
+    synthesise(prep, states=12, dimension=8, seed=0, noise=1.0, **sizes)
+    given = ["simulate", prep, "--strategies", "gossip-random", "--learners", 200, "--out", out]
+    given += ["--slow", "17=5", "--epochs", 3, "--set", "minibatch=8", "--set", "threads=1"]
+    given += ["--set", "network.hidden=[8]", "--set", "validation.every=20000"]
+    monkeypatch.setattr(sys, "argv", ["unisono", *map(str, given)])
+    main()
+    with serving(RunDirectory(out / "gossip-random-0")) as (_, url):
+        page = Page(chromium, url)
+        assert page.page.locator("#learners .card").count() == 200
+        assert "simulated" in page.text("#stage")
+        assert "slowest: learner 17" in page.text("#slow")
+        drawn = page.page.evaluate(
+            "() => { const t = performance.now(); draw(); return performance.now() - t; }"
+        )
+        print(f"drawn in {drawn:.0f} ms")
+        assert drawn < 500
+        page.page.click('.card[data-learner="17"]')
+        assert "learner 17" in page.text("#detail")
+        if "WATCH_SCREENSHOT" in os.environ:
+            page.page.screenshot(path=os.environ["WATCH_SCREENSHOT"], full_page=True)
+        page.check()
+
+
+def test_a_page_that_loses_its_server_says_so(chromium: Any, tmp_path: Path) -> None:
+    with serving(write_run(tmp_path / "run", 2, 5)) as (_, url):
+        page = Page(chromium, url)
+    wait_for_text(page.page, "#stage", "cannot be reached", 20)

@@ -1,0 +1,228 @@
+"""The live page over HTTP: who may see it, clients that go away, and the end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.live_events import Cluster
+from unisono.config import load
+from unisono.errors import UserError
+from unisono.fabric.network.http_server import HttpServer
+from unisono.runs import RunDirectory, format_event
+from unisono.watch import server as pages
+from unisono.watch.server import is_loopback, serving
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path / "run", load(None, [], {}))
+    with run.metrics.open("ab") as file:
+        cluster = Cluster(3, lambda event: file.write(format_event(event)) and None)
+        cluster.start()
+        cluster.speed[2] = 100.0
+        cluster.run(8)
+        cluster.lose(1)
+        counts = {"total": 50, "free": 20, "leased": 10, "committed": 20, "redone": 2}
+        cluster.tell("status", **counts)
+    return run
+
+
+@pytest.fixture
+def server(run: RunDirectory) -> Iterator[HttpServer]:
+    with serving(run) as (server, _):
+        yield server
+
+
+def ask(
+    port: int, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def subscribe(port: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/events")
+    return connection, connection.getresponse()
+
+
+def first_event(stream: http.client.HTTPResponse) -> dict[str, object]:
+    found: dict[str, object] = json.loads(stream.readline().removeprefix(b"data: "))
+    return found
+
+
+def test_the_page_needs_nothing_from_elsewhere(server: HttpServer) -> None:
+    status, headers, body = ask(server.port, "/")
+    text = body.decode()
+    assert status == 200 and "<h1" in text
+    assert "{{" not in text
+    assert not re.search(r"""(src|href)=["'](?!data:)|@import|https?://(?!www\.w3\.org)""", text)
+    assert "default-src 'none'" in headers["content-security-policy"]
+
+
+def test_the_events(server: HttpServer) -> None:
+    connection, stream = subscribe(server.port)
+    assert stream.getheader("Content-Type") == "text/event-stream"
+    state = first_event(stream)["state"]
+    connection.close()
+    assert isinstance(state, dict)
+    assert state["slow"][0]["learner"] == 2
+    rows = {row["n"]: row for row in state["learners"]}
+    assert rows[1]["state"] == "lost" and rows[2]["slow"] is True and rows[0]["host"] == "host0"
+
+
+def test_a_client_that_goes_away_is_forgotten(server: HttpServer) -> None:
+    for _ in range(5):
+        connection, stream = subscribe(server.port)
+        first_event(stream)
+        connection.close()
+        stream.close()
+    deadline = time.monotonic() + 10
+    while server.streams and time.monotonic() < deadline:
+        assert ask(server.port, "/")[0] == 200
+    assert server.streams == 0
+
+
+def test_streams_end_with_the_server(run: RunDirectory) -> None:
+    """Those who look get the last state at once; one that takes nothing holds nobody up."""
+    stalled = socket.socket()
+    with serving(run) as (server, _):
+        stalled.connect(("127.0.0.1", server.port))
+        connection, stream = subscribe(server.port)
+        first_event(stream)
+        stream.readline()
+        run.summary.write_text("{}")
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    rest = [line for line in stream.read().split(b"\n") if line]
+    assert json.loads(rest[-1].removeprefix(b"data: "))["state"]["stage"] == "finished"
+    connection.close()
+    stalled.close()
+    with pytest.raises(OSError):
+        ask(server.port, "/")
+
+
+PATHS = ["/", "/events", "/metrics", "/nothing", "/?token=", "/?token=wrong", "/events?token=wrong"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_without_the_token_there_is_nothing_but_a_refusal(
+    run: RunDirectory, path: str, method: str
+) -> None:
+    with serving(run, token="secret") as (server, _):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "unisono=secret; x"}):
+            status, sent, body = ask(server.port, path, method, **headers)
+            assert status == 403
+            assert body == b"refused: open the address that unisono has printed\n"
+            assert "set-cookie" not in sent
+
+
+def test_with_the_token_the_browser_gets_a_cookie(run: RunDirectory) -> None:
+    with serving(run, token="secret") as (server, url):
+        assert url.endswith("/?token=secret")
+        status, headers, _ = ask(server.port, "/?token=secret")
+        assert status == 303 and headers["location"] == "/"
+        cookie = headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        kept = cookie.split(";")[0]
+        assert ask(server.port, "/", Cookie=kept)[0] == 200
+        assert ask(server.port, "/metrics", Authorization="Bearer secret")[0] == 200
+
+
+def test_tokens_are_compared_in_constant_time(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def digest(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return False
+
+    monkeypatch.setattr(pages.hmac, "compare_digest", digest)
+    with serving(run, token="secret") as (server, _):
+        assert ask(server.port, "/?token=secret")[0] == 403
+    assert (b"secret", b"secret") in compared
+
+
+def test_a_token_is_made_where_others_can_reach_the_page(run: RunDirectory) -> None:
+    with serving(run, "0.0.0.0") as (server, url):
+        token = urlsplit(url).query.removeprefix("token=")
+        assert len(token) >= 32
+        assert ask(server.port, "/")[0] == 403
+        assert ask(server.port, "/metrics", Authorization=f"Bearer {token}")[0] == 200
+    with serving(run) as (_, url):
+        assert "token" not in url
+
+
+def test_no_page_from_elsewhere_reaches_it_by_another_name(server: HttpServer) -> None:
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+        assert ask(server.port, "/metrics", Host=host)[0] == 403
+    for host in ("localhost", f"localhost:{server.port}", "127.0.0.1:1", "[::1]:80"):
+        assert ask(server.port, "/metrics", Host=host)[0] == 200
+
+
+def test_what_is_on_this_machine_alone() -> None:
+    assert [is_loopback(a) for a in ("127.0.0.1", "::1", "localhost")] == [True] * 3
+    assert [is_loopback(a) for a in ("0.0.0.0", "::", "10.0.0.1", "example", "")] == [False] * 5
+
+
+def test_a_port_in_use_is_one_line(run: RunDirectory, server: HttpServer) -> None:
+    used = f"port {server.port}: Address already in use; choose"
+    with pytest.raises(UserError, match=used), serving(run, port=server.port):
+        pass
+    with (
+        pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1"),
+        serving(run, "192.0.2.1"),
+    ):
+        pass
+
+
+def test_other_methods_and_paths(server: HttpServer) -> None:
+    assert ask(server.port, "/", "POST")[0] == 405
+    assert ask(server.port, "/../config.toml")[0] == 404
+    assert ask(server.port, "/", "DELETE")[0] == 501
+
+
+def test_prometheus_reads_the_metrics(server: HttpServer) -> None:
+    """Its own parser does."""
+    status, headers, body = ask(server.port, "/metrics")
+    assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {
+        (sample.name, sample.labels.get("learner")): sample
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+    assert samples["unisono_learner_up", "0"].value == 1
+    assert samples["unisono_learner_up", "1"].value == 0
+    assert samples["unisono_learner_slow", "2"].value == 1
+    assert samples["unisono_learner_examples_total", "0"].value == 8000
+    assert samples["unisono_learner_up", "0"].labels["host"] == "host0"
+    assert samples["unisono_minibatches_free", None].value == 20
+    assert samples["unisono_minibatches_committed_total", None].value == 20
+    assert ("unisono_heldout_logprob", None) not in samples
+
+
+def test_names_are_quoted_for_prometheus(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / 'a "quoted" \\ run', load(None, [], {}))
+    with serving(run) as (server, _):
+        text = ask(server.port, "/metrics")[2].decode()
+    labels = [s.labels for f in text_string_to_metric_families(text) for s in f.samples]
+    assert labels[0]["run"] == run.path.name
+    with serving(run) as (server, _):
+        assert b"<title>a &quot;quoted&quot;" in ask(server.port, "/")[2]
