@@ -14,7 +14,7 @@ class Cluster:
     """Writes the events of learners that train for a while, a second at a time."""
 
     learners: int
-    take: Callable[[Event], None]
+    take: Callable[[Event], object]
     time: float = 0.0
     speed: dict[int, float] = field(default_factory=dict)
     """Examples a second of computing, where they are not 1000."""

@@ -80,7 +80,7 @@ def test_a_slow_learner_and_a_death_as_they_happen(chromium: Any, tmp_path: Path
 def write_run(path: Path, learners: int, seconds: int) -> RunDirectory:
     run = RunDirectory.create(path, load(None, [], {}))
     with run.metrics.open("ab") as file:
-        cluster = Cluster(learners, lambda event: file.write(format_event(event)) and None)
+        cluster = Cluster(learners, lambda event: file.write(format_event(event)))
         cluster.start()
         cluster.waits = True
         cluster.run(seconds)

@@ -27,7 +27,7 @@ from unisono.watch.server import is_loopback, serving
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run", load(None, [], {}))
     with run.metrics.open("ab") as file:
-        cluster = Cluster(3, lambda event: file.write(format_event(event)) and None)
+        cluster = Cluster(3, lambda event: file.write(format_event(event)))
         cluster.start()
         cluster.speed[2] = 100.0
         cluster.run(8)

@@ -331,9 +331,10 @@ class Service:
             self._open_sink = None
 
     def _tell_status(self, *, last: bool = False) -> None:
-        if self._status is not None:
+        now = self._fabric.now()
+        if self._status is not None and (last or self._status.is_due(now)):
             seen = {who: self._seen[who] for who in self.state.learners if who in self._seen}
-            self._status.tell(self._fabric.now(), self.state.pool, seen, last=last)
+            self._status.tell(now, self.state.pool, seen)
 
     def _find_silent(self) -> list[Command]:
         """Those to be declared dead; the last that has the model is waited for longer.

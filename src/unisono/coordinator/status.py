@@ -63,19 +63,18 @@ class Status:
         if phase is not None:
             self._phases[who] = phase
 
-    def tell(
-        self, now: float, pool: Pool, seen: dict[Address, float], *, last: bool = False
-    ) -> None:
-        """Writes the event if it is time.
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for the next event."""
+        return self._told is None or now - self._told >= PERIOD
+
+    def tell(self, now: float, pool: Pool, seen: dict[Address, float]) -> None:
+        """Writes the event.
 
         Args:
             now: by the clock of ``seen``.
             pool: of the run.
             seen: when each member was last heard of.
-            last: none will follow: it is time.
         """
-        if not last and self._told is not None and now - self._told < PERIOD:
-            return
         self._told = now
         phases, self._phases = self._phases, {}
         counts = pool.counts

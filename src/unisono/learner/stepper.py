@@ -60,9 +60,9 @@ class Stepper(Generic[T]):
         self._last_round = 0
         self._checkpoint_due = False
         self.data_wait_s = 0.0
-        self.waiting_since: float | None = None
-        """When it began to wait for a minibatch, while it does."""
-        self.computing_since = replica.fabric.now()
+        self.waiting_since: float | None = replica.fabric.now()
+        """When it began to wait for a minibatch, while it does: at first for its state, too."""
+        self.computing_since = 0.0
         """When the current minibatch was there."""
         self._leader: Address | None = None
         self.stopped = False
@@ -87,10 +87,11 @@ class Stepper(Generic[T]):
         self._end_round()
         self._write_checkpoint()
         while True:
-            began = self.waiting_since = self._replica.fabric.now()
+            began = self._replica.fabric.now()
+            self.waiting_since = began if self.waiting_since is None else self.waiting_since
             item, data = next(self._items, (None, None))
-            self.waiting_since, self.computing_since = None, self._replica.fabric.now()
             if isinstance(item, Minibatch):
+                self.waiting_since, self.computing_since = None, self._replica.fabric.now()
                 self.data_wait_s += self.computing_since - began
                 self._current, self._seen, self._agreed = item, False, False
                 self._end = item.end
@@ -98,7 +99,7 @@ class Stepper(Generic[T]):
                 self._participant.before_minibatch()
                 return item, cast("T", data)
             if item is None:
-                self._current = None
+                self._current, self.waiting_since, self.computing_since = None, None, began
                 return None
             self._handle(item)
             self._write_checkpoint()
