@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from unisono.cli.app import app
 from unisono.errors import UserError
 from unisono.simulation.hosts import Hosts, HostTable, Link, TrainingTable, read_hosts
+from unisono.training.cluster_timing import Load
 from unisono.training.compare_variants import Variant
 from unisono.training.learning_evidence import examples_to_target
 from unisono.training.recommend import Option, Planner, Recommendation, best_option
-from unisono.training.simulate_timing import Load
 from unisono.training.simulation_plan import Simulation, plan_simulation
 
 COSTS = """
@@ -144,6 +144,8 @@ def test_the_command_says_what_is_simulated_and_what_is_assumed(tmp_path: Path) 
     assert "8,000 minibatches of 100 examples" in output
     assert (tmp_path / "one" / "plan.txt").read_text() == output
     assert read_hosts(tmp_path / "one" / "hosts.toml") == read_hosts(file)
+    picture = (tmp_path / "one" / "timeline.svg").read_text()
+    assert "recommended" in picture and "runner-up" in picture and ">snail<" in picture
     late = command(*common, "--out", tmp_path / "three", "--hours", 0.001)
     assert "Nothing here reaches the target in 0.001 h" in late
 

@@ -222,6 +222,8 @@ share = 0.2
     files = [(tmp_path / name / "timing.json").read_bytes() for name in "abc"]
     assert outputs[0] == outputs[1] != outputs[2]
     assert files[0] == files[1] != files[2]
+    pictures = [(tmp_path / name / "timeline.svg").read_text() for name in "ab"]
+    assert pictures[0] == pictures[1] and ">far-1<" in pictures[0]
     for row in json.loads(files[0])["rows"][1:]:
         assert row["slowest_host"].startswith("far-") and row["slowest_host"] in outputs[0]
         assert row["busiest_link"].startswith("far-")

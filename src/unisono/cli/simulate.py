@@ -10,10 +10,11 @@ import typer
 from unisono.cli.options import Epochs, Seeds, Sets
 from unisono.errors import UserError
 from unisono.simulation.hosts import read_hosts
+from unisono.training.cluster_timing import Load, load_of
 from unisono.training.recommend import PLAN_STRATEGIES
 from unisono.training.recommendation_text import recommend
 from unisono.training.simulate import Simulate
-from unisono.training.simulate_timing import Load, SimulateTiming, load_of
+from unisono.training.simulate_timing import SimulateTiming
 from unisono.training.simulation_plan import Simulation, plan_simulation, read_slow, sizes_of
 
 

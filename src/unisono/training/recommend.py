@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 from unisono.coordinator.pace import LEAST_ROUNDS, LEAST_SHARE
 from unisono.runs.directory import write_atomically
 from unisono.simulation.hosts import Hosts
+from unisono.simulation.timeline import Timeline
+from unisono.simulation.timing import OnCompute
+from unisono.training.cluster_timing import ClusterTiming, Load, time_run
 from unisono.training.compare_variants import BASELINE, ComparisonRun, Variant
 from unisono.training.learning_evidence import PACES, SOLO_SHARE, examples_to_target
 from unisono.training.plan_file import planned
-from unisono.training.simulate_timing import Load, time_run
 from unisono.training.simulation_plan import HOSTS, Simulation
+from unisono.training.timelines import write_timelines
 
 PLAN_STRATEGIES = "averaging,averaging:sharding=dynamic,gossip-random,server,delay-by-one,allreduce"
 
@@ -130,7 +133,9 @@ class Planner:
         settings = {**simulation.settings(hosts), "plan": [self.load.minibatches, self.hours]}
         with planned(simulation.out, settings, "simulate", "simulation"):
             write_atomically(simulation.out / HOSTS, hosts.dump().encode())
-            return self._choose(hosts)
+            found = self._choose(hosts)
+            self._draw(found)
+            return found
 
     def _choose(self, hosts: Hosts) -> Recommendation:
         solo = self._option(Variant(BASELINE), hosts.fastest(), None)
@@ -184,12 +189,9 @@ class Planner:
 
     def _option(self, variant: Variant, hosts: Hosts, pace: int | None) -> Option:
         plan = self.simulation.plan
-        base = plan.base.model_copy(update={"learners": str(hosts.learners)})
-        every = None if pace is None else pace * base.minibatch
-        named = variant if every is None else Variant(f"{variant.name}:every={every}")
-        simulation = replace(self.simulation, plan=replace(plan, base=base))
-        job = simulation.job(named, plan.seeds[0])
-        seconds, computing, between = self._measure(job, hosts, max(pace or 1, LEAST_ROUND))
+        every = None if pace is None else pace * plan.base.minibatch
+        job = self._job(variant, hosts.learners, every)
+        seconds, computing, between = self._measure(job, hosts, pace)
         return Option(
             variant,
             hosts,
@@ -199,8 +201,30 @@ class Planner:
             computing,
             pace is None or between < CARRIED * pace,
             self._share(variant, hosts.learners, None if pace is None else between),
-            base.epochs,
+            plan.base.epochs,
         )
+
+    def _job(self, variant: Variant, learners: int, every: int | None) -> ComparisonRun:
+        plan = self.simulation.plan
+        base = plan.base.model_copy(update={"learners": str(learners)})
+        named = variant if every is None else Variant(f"{variant.name}:every={every}")
+        return replace(self.simulation, plan=replace(plan, base=base)).job(named, plan.seeds[0])
+
+    def _draw(self, found: Recommendation) -> None:
+        """timeline.svg: the best one, the runner-up, and static averaging beside them."""
+        shown = [("recommended", found.best), ("runner-up", found.runner_up)]
+        beside = [o for o in found.options if o.learners == found.best.learners]
+        shown += [("", o) for o in beside if o.variant.name == "averaging"]
+        drawn: dict[int, tuple[str, ClusterTiming, Timeline]] = {}
+        for mark, option in shown:
+            if option.learners > 1 and id(option) not in drawn:
+                timeline = Timeline()
+                job = self._job(option.variant, option.learners, option.every)
+                took = self._time(job, option.hosts, option.pace, timeline=timeline)
+                title = f"{job.variant.name}, {mark}" if mark else job.variant.name
+                drawn[id(option)] = (title, took, timeline)
+        if drawn:
+            write_timelines(self.simulation.out, list(drawn.values()))
 
     def _share(self, variant: Variant, learners: int, between: float | None) -> float | None:
         """Not known where rounds are so rare that there are hardly any in the whole run."""
@@ -209,23 +233,37 @@ class Planner:
             return None
         return examples_to_target(variant, learners, between)
 
-    def _measure(self, job: ComparisonRun, hosts: Hosts, pace: int) -> tuple[float, float, float]:
+    def _measure(
+        self, job: ComparisonRun, hosts: Hosts, pace: int | None
+    ) -> tuple[float, float, float]:
         """Seconds of a minibatch, share of the time computing, and minibatches between rounds."""
         spans: list[tuple[float, float]] = []
-        round_ = hosts.learners * pace
-        measured = time_run(
-            job,
-            hosts,
-            {number: host.slowness for number, host in enumerate(hosts.places)},
-            replace(self.load, minibatches=ROUNDS * round_),
-            on_compute=lambda _, begin, end: spans.append((begin, end)),
-        )
+        took = self._time(job, hosts, pace, lambda _, begin, end: spans.append((begin, end)))
         ends = sorted(end for _, end in spans)
+        round_ = _round(hosts, pace)
         first, last = (ends[round_ * number - 1] for number in COUNTED)
         computed = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
         seconds = (last - first) / (round_ * (COUNTED[1] - COUNTED[0]))
-        between = max(pace, ROUNDS * pace / max(measured.timing.rounds, 1.0))
+        length = round_ / hosts.learners
+        between = max(length, ROUNDS * length / max(took.timing.rounds, 1.0))
         return seconds, computed / (hosts.learners * (last - first)), between
+
+    def _time(
+        self,
+        job: ComparisonRun,
+        hosts: Hosts,
+        pace: int | None,
+        on_compute: OnCompute | None = None,
+        timeline: Timeline | None = None,
+    ) -> ClusterTiming:
+        load = replace(self.load, minibatches=ROUNDS * _round(hosts, pace))
+        slowness = {number: host.slowness for number, host in enumerate(hosts.places)}
+        return time_run(job, hosts, slowness, load, on_compute, timeline)
+
+
+def _round(hosts: Hosts, pace: int | None) -> int:
+    """Minibatches of all learners that count as a round."""
+    return hosts.learners * max(pace or 1, LEAST_ROUND)
 
 
 def best_option(options: list[Option], hours: float | None) -> Option:

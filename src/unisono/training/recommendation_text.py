@@ -11,9 +11,9 @@ from unisono.report.comparison import align
 from unisono.runs.directory import write_atomically
 from unisono.simulation.hosts import Hosts
 from unisono.text import counted
+from unisono.training.cluster_timing import Load
 from unisono.training.learning_evidence import MOST_MEASURED
 from unisono.training.recommend import GAIN, Option, Planner, Recommendation
-from unisono.training.simulate_timing import Load
 from unisono.training.simulation_plan import Simulation
 
 PLAN_TEXT = "plan.txt"

@@ -3,135 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from unisono.config import Config
-from unisono.data import Part, Prep
-from unisono.errors import UserError
-from unisono.models import build
 from unisono.report.comparison import align
 from unisono.runs.directory import write_atomically
-from unisono.simulation.disturbances import disturbances_of
-from unisono.simulation.hosts import Hosts, HostTable, TrainingTable
-from unisono.simulation.network import HostNetwork, LinkUse
-from unisono.simulation.timing import OnCompute, Timing, time_strategy
-from unisono.training.builders import shape_of, strategy_of
+from unisono.simulation.hosts import Hosts
+from unisono.simulation.timeline import Timeline
+from unisono.training.cluster_timing import ClusterTiming, Load, time_run
 from unisono.training.compare_variants import ComparisonRun
 from unisono.training.plan_file import planned
 from unisono.training.simulation_plan import HOSTS, TABLE, Simulation
+from unisono.training.timelines import TIMELINE, write_timelines
 
 TIMING = "timing.json"
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is to be trained."""
-
-    minibatches: int
-    """Of one epoch."""
-    parameters: int
-
-
-def load_of(config: Config, training: TrainingTable | None) -> Load:
-    """That of prepared data and the configured model; without data, what the hosts file says.
-
-    Raises:
-        UserError: nothing tells it, or the data cannot be read.
-    """
-    if not config.prep:
-        if training is None:
-            raise UserError(
-                "without PREP the size of the data and the model is needed: --minibatches N and "
-                "--parameters N, or [training] in --hosts with examples and parameters"
-            )
-        return Load(-(-training.examples // config.minibatch), training.parameters)
-    prep = Prep.open(Path(config.prep))
-    model = build(config.model, seed=0, **shape_of(config, prep))
-    minibatches = -(-prep.frames_of(Part.TRAIN) // config.minibatch)
-    return Load(minibatches, sum(p.numel() for p in model.parameters()))
-
-
-@dataclass(frozen=True)
-class ClusterTiming:
-    """What a run took, and what its hosts and links did.
-
-    Attributes:
-        timing: of the run.
-        links: of hosts and racks.
-        places: the host of each learner.
-    """
-
-    timing: Timing
-    links: Sequence[LinkUse]
-    places: Sequence[HostTable]
-
-    @property
-    def slowest_host(self) -> tuple[str, float]:
-        """Its name, and the milliseconds of a minibatch there."""
-        trained: dict[str, int] = {}
-        computed: dict[str, float] = {}
-        timing = self.timing
-        for host, n, s in zip(self.places, timing.minibatches, timing.computed_s, strict=True):
-            trained[host.name] = trained.get(host.name, 0) + n
-            computed[host.name] = computed.get(host.name, 0.0) + s
-        ms = {name: 1000 * computed[name] / n for name, n in trained.items() if n}
-        return max(ms.items(), key=lambda item: item[1])
-
-    @property
-    def busiest_link(self) -> tuple[str, float] | None:
-        """Whose it is, and the share of the time that it is used; None where none is used."""
-        busiest = max(self.links, key=lambda link: link.busy_s)
-        share = busiest.busy_s / max(self.timing.seconds, 1e-9)
-        return (busiest.name, share) if busiest.busy_s else None
-
-    def to_json(self) -> dict[str, Any]:
-        """A row of timing.json."""
-        return {
-            **asdict(self.timing),
-            "slowest_host": self.slowest_host[0],
-            "busiest_link": None if self.busiest_link is None else self.busiest_link[0],
-            "links": [asdict(link) for link in self.links],
-        }
-
-
-def time_run(
-    job: ComparisonRun,
-    hosts: Hosts,
-    slowness: Mapping[int, float],
-    load: Load,
-    on_compute: OnCompute | None = None,
-) -> ClusterTiming:
-    """Times one run.
-
-    Args:
-        job: the strategy; its learners fit the hosts.
-        hosts: with all costs.
-        slowness: how many times longer than at speed 1 a minibatch takes at each learner.
-        load: what the run trains, in all.
-        on_compute: told of each minibatch that was computed.
-    """
-    config = job.config
-    places = hosts.places
-    network = HostNetwork(hosts)
-    timing = time_strategy(
-        strategy_of(config),
-        name=job.variant.name,
-        learners=hosts.learners,
-        minibatches=load.minibatches,
-        batch_size=config.minibatch,
-        parameters=load.parameters,
-        prefetch=config.prefetch,
-        cost=hosts.minibatch_ms[config.chosen_optimizer] / 1000,
-        slowness=slowness,
-        spread={number: host.spread for number, host in enumerate(places)},
-        network=network,
-        disturbances=disturbances_of(hosts, job.seed),
-        on_compute=on_compute,
-    )
-    return ClusterTiming(timing, network.links(), places)
 
 
 @dataclass
@@ -142,7 +27,7 @@ class SimulateTiming:
     load: Load
 
     def run(self) -> list[str]:
-        """Everything: hosts.toml, timing.json, table.txt; returns the table.
+        """Everything: hosts.toml, timing.json, table.txt, timeline.svg; returns the table.
 
         Raises:
             UserError: bad input, or another simulation's directory.
@@ -154,17 +39,22 @@ class SimulateTiming:
         settings = {**simulation.settings(hosts), "timing": asdict(self.load)}
         with planned(out, settings, "simulate", "simulation"):
             write_atomically(out / HOSTS, hosts.dump().encode())
-            timings = [self._time(job, hosts) for job in jobs]
+            timelines = [Timeline() for _ in jobs]
+            timings = [self._time(*each, hosts) for each in zip(jobs, timelines, strict=True)]
+            names = [job.variant.name for job in jobs]
+            write_timelines(out, list(zip(names, timings, timelines, strict=True))[1:])
             lines = self._table(timings)
             whole = {"load": asdict(self.load), "rows": [timing.to_json() for timing in timings]}
             write_atomically(out / TIMING, json.dumps(whole, indent=1).encode())
             write_atomically(out / TABLE, ("\n".join(lines) + "\n").encode())
         return lines
 
-    def _time(self, job: ComparisonRun, hosts: Hosts) -> ClusterTiming:
+    def _time(self, job: ComparisonRun, timeline: Timeline, hosts: Hosts) -> ClusterTiming:
         where, slowness = self.simulation.place(job, hosts)
         count = self.load.minibatches * job.config.epochs
-        return time_run(job, where, slowness, replace(self.load, minibatches=count))
+        return time_run(
+            job, where, slowness, replace(self.load, minibatches=count), timeline=timeline
+        )
 
     def _table(self, rows: Sequence[ClusterTiming]) -> list[str]:
         alone = rows[0].timing.seconds
@@ -192,6 +82,6 @@ class SimulateTiming:
         note = (
             "Virtual seconds; speed-ups are over solo. Shares are of the learners' time. Slowest "
             "host: milliseconds of a minibatch; busiest link: share of the time that it is used. "
-            f"Bytes of every link: {TIMING}."
+            f"Bytes of every link: {TIMING}; what the learners do: {TIMELINE}."
         )
         return ["", *align(cells), "", note]
