@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import unisono
 from support.live_events import Cluster
-from unisono.cli.main import main
 from unisono.config import load
-from unisono.data import synthesise
 from unisono.runs import RunDirectory, format_event
+from unisono.simulation import Join, Kill, run_loops
 from unisono.watch.server import serving
 from watch_screenshot import Slowed, browser, learner_processes, wait_for_text, watched_run
 
@@ -97,29 +99,49 @@ def test_light_and_dark(chromium: Any, tmp_path: Path, scheme: str) -> None:
         page.check()
 
 
-def test_the_simulated_run_of_two_hundred_learners(
-    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prep, out = tmp_path / "prep", tmp_path / "simulated"
-    sizes = {"speakers": 10, "utterances_per_speaker": 10, "frames_per_utterance": 400}
-    synthesise(prep, states=12, dimension=8, seed=0, noise=1.0, **sizes)
-    given = ["simulate", prep, "--strategies", "gossip-random", "--learners", 200, "--out", out]
-    given += ["--slow", "17=5", "--epochs", 3, "--set", "minibatch=8", "--set", "threads=1"]
-    given += ["--set", "network.hidden=[8]", "--set", "validation.every=20000"]
-    monkeypatch.setattr(sys, "argv", ["unisono", *map(str, given)])
-    main()
-    with serving(RunDirectory(out / "gossip-random-0")) as (_, url):
+def simulate_many(path: Path) -> None:
+    """200 learners on a virtual clock; one is slow, one dies, one comes late."""
+    data = TensorDataset(torch.randn(4 * 200 * 10, 2))
+
+    def loop() -> None:
+        torch.manual_seed(1)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        strategy = unisono.GossipRandom(every=16)
+        with unisono.Learner(model, optimizer, strategy, quiet=True) as learner:
+            for (x,) in learner.draw(data, batch_size=4):
+                learner.step(model(x).square().mean())
+
+    path.mkdir()
+    with (path / "metrics.jsonl").open("wb") as file:
+        start = {"event": "start", "time": 0.0, "learner": None, "simulated": True}
+        file.write(format_event(start))
+        run_loops(
+            loop,
+            learners=200,
+            cost=0.8,
+            slowness={17: 2.5},
+            faults=[Kill(4.1, 42), Join(5.0, 200)],
+            sink=lambda event: file.write(format_event(event)) and None,
+            hosts={n: f"node{n // 20:02}" for n in range(201)},
+        )
+
+
+def test_the_simulated_run_of_two_hundred_learners(chromium: Any, tmp_path: Path) -> None:
+    simulate_many(tmp_path / "run")
+    with serving(RunDirectory(tmp_path / "run")) as (_, url):
         page = Page(chromium, url)
-        assert page.page.locator("#learners .card").count() == 200
+        assert page.page.locator("#learners .card").count() == 201
         assert "simulated" in page.text("#stage")
         assert "slowest: learner 17" in page.text("#slow")
+        assert "learner 42 was lost" in page.text("#log")
         drawn = page.page.evaluate(
             "() => { const t = performance.now(); draw(); return performance.now() - t; }"
         )
         print(f"drawn in {drawn:.0f} ms")
-        assert drawn < 500
-        page.page.click('.card[data-learner="17"]')
-        assert "learner 17" in page.text("#detail")
+        assert drawn < 2000
+        page.page.click('#learners .card[data-learner="17"]')
+        assert "node00" in page.text("#detail")
         if "WATCH_SCREENSHOT" in os.environ:
             page.page.screenshot(path=os.environ["WATCH_SCREENSHOT"], full_page=True)
         page.check()

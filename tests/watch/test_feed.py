@@ -144,6 +144,7 @@ def test_the_end_of_a_run(run: RunDirectory, clock: Clock) -> None:
     assert feed.time == 25.0
     state = snapshot(feed)
     assert state["slow"] == [] and state["slowest"] == 1
+    assert state["rate"] == pytest.approx(25_000 / 25 + 7_000 / 25)
     rates = [row["rate"] for row in state["learners"]]
     assert rates == pytest.approx([1000, (5 * 1000 + 20 * 100) / 25])
 

@@ -118,9 +118,11 @@ class Feed:
         if self._is_finished():
             return Stage.FINISHED
         if not self.live.here:
-            if any(not learner.is_here for learner in self.live.learners.values()):
-                return Stage.FINISHED if self.quiet_s > QUIET_S else Stage.RUNNING
-            return Stage.STARTING
+            if not self.live.learners:
+                return Stage.STARTING
+            # Others may come, or the summary.
+            over = self.live.simulated or self.quiet_s > QUIET_S
+            return Stage.FINISHED if over else Stage.RUNNING
         return Stage.QUIET if self.quiet_s > QUIET_S else Stage.RUNNING
 
     def _is_finished(self) -> bool:

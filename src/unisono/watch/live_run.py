@@ -125,6 +125,13 @@ class LiveRun:
         """That were trained, by all learners."""
         return sum(learner.examples for learner in self.learners.values())
 
+    @property
+    def mean_rate(self) -> float:
+        """Examples a second, from the first learner's coming to the last one's end."""
+        seconds = max((life.ended or self.time for life in self.lives), default=0.0)
+        seconds -= min((life.begun for life in self.lives), default=0.0)
+        return self.examples / seconds if seconds > 0 else 0.0
+
     def _start(self, time: float, event: Event) -> None:
         lines = event.get("lines")
         self.lines = [str(line) for line in lines] if isinstance(lines, list) else []

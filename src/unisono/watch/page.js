@@ -50,7 +50,7 @@ function showHead(state) {
   const tiles = [
     [percent(progress, 1), "progress"],
     [clock(state.time), state.simulated ? "virtual time" : "wall-clock"],
-    [String(state.here), "learners"],
+    [String(state.stage === "finished" ? state.learners.length : state.here), "learners"],
     [short(state.rate), "examples a second"],
     [short(state.examples), "examples trained"],
     [short(state.rounds), "rounds"],
@@ -184,7 +184,7 @@ function showTimeline() {
   const colour = (name) => style.getPropertyValue(name).trim();
   const numbers = [...new Set(data.lives.map((life) => life[0]))].sort((a, b) => a - b);
   const width = canvas.clientWidth, row = Math.max(2, Math.min(16, Math.floor(420 / Math.max(1, numbers.length))));
-  const left = 74, top = 4, height = top + row * numbers.length + 22, ratio = window.devicePixelRatio || 1;
+  const left = 74, top = 9, height = top + row * numbers.length + 22, ratio = window.devicePixelRatio || 1;
   canvas.style.height = height + "px";
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
@@ -248,7 +248,7 @@ function facts(row) {
 }
 function badge(row) {
   if (row.state === "lost") return "lost";
-  if (row.state === "left") return "finished";
+  if (row.state === "left") return data.state.stage === "finished" ? "" : "finished";
   if (row.silent) return "silent " + span(row.seen_s);
   if (row.slow) return "slow";
   const names = { data: "waits for data", others: "waits for others", computing: "same step" };
@@ -272,7 +272,7 @@ function fill(card, row) {
 }
 function showLearners(state) {
   const box = $("learners"), rows = state.learners;
-  box.className = rows.length > MANY ? "many" : "";
+  box.className = (rows.length > MANY ? "many " : "") + state.stage;
   const known = new Set(rows.map((row) => row.n));
   for (const [n, card] of cards) if (!known.has(n)) { card.remove(); cards.delete(n); }
   for (const row of rows) if (!cards.has(row.n)) cards.set(row.n, makeCard());

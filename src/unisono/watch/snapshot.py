@@ -34,7 +34,7 @@ def snapshot(feed: Feed) -> dict[str, Any]:
         "quiet_s": feed.quiet_s,
         "progress": live.progress,
         "examples": total,
-        "rate": sum(learner.rate(time) for learner in live.here),
+        "rate": sum(learner.rate(time) for learner in live.here) if is_live else live.mean_rate,
         "rounds": live.shared,
         "lost": live.lost,
         "here": len(live.here),
