@@ -218,15 +218,17 @@ class Processes:
             child.pipe.close()
 
 
-def distributed_test(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
+def distributed_test(
+    function: Callable[..., Any], count: int, *arguments: Any, limit: float | None = None
+) -> list[Any]:
     """Calls ``function(rank, directory, *arguments)`` in ``count`` processes; what they returned.
 
-    ``directory`` is a common folder that goes with the test.
+    ``directory`` is a common folder that goes with the test; ``limit`` is that of ``wait``.
     """
     with Processes() as processes:
         for rank in range(count):
             processes.start(f"rank {rank}", function, rank, processes.directory, *arguments)
-        results = processes.wait()
+        results = processes.wait(limit)
     return [results[f"rank {rank}"] for rank in range(count)]
 
 
