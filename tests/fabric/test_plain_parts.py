@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unisono.fabric import (
     COORDINATOR,
@@ -54,6 +57,33 @@ def test_views_travel_as_plain_data() -> None:
     )
     assert from_plain(View, json.loads(json.dumps(to_plain(view)))) == view
     assert view.addresses() == (learner(2), learner(11))
+
+
+members = st.sets(st.integers(0, 8)).map(lambda found: [Member(learner(n), "e") for n in found])
+
+
+@given(members, st.randoms(use_true_random=False), members)
+def test_views_follow_from_changes(old: list[Member], source: Any, new: list[Member]) -> None:
+    """As from comparing all members, in whatever way a view came to be."""
+    before = View(3, tuple(old))
+    gone = [m.address for m in old if m not in new]
+    joined = [m for m in new if m not in old]
+    source.shuffle(gone)
+    source.shuffle(joined)
+    after = before.after(7, tuple(joined), tuple(gone))
+    assert after == View(7, tuple(sorted(new)))
+    assert after.changes_since(before) == (tuple(sorted(gone)), tuple(sorted(joined)))
+    assert View(7, tuple(new)).changes_since(View(3, tuple(old))) == after.changes_since(before)
+    # Nodes of a process that share a view share the next one, but none that is another.
+    assert before.after(7, tuple(joined), tuple(gone)) is after
+    other = before.after(8, tuple(joined), tuple(gone))
+    assert other == View(8, after.members) and before.after(8, (), ()).members == tuple(sorted(old))
+
+
+def test_equal_views_are_shared_and_no_others() -> None:
+    one, same = (View(5, (Member(learner(1), "here"),)) for _ in range(2))
+    other = View(5, (Member(learner(1), "there"),))
+    assert one.shared() is one and same.shared() is one and other.shared() is other
 
 
 def test_addresses_know_the_place_of_each() -> None:

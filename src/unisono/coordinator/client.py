@@ -6,7 +6,14 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from unisono.coordinator.directives import Abandon, Acknowledged, Failure, NotMember, ViewChanged
+from unisono.coordinator.directives import (
+    Abandon,
+    Acknowledged,
+    Failure,
+    NotMember,
+    ViewChanged,
+    ViewPart,
+)
 from unisono.coordinator.messages import (
     CONTROL,
     PORT,
@@ -17,13 +24,22 @@ from unisono.coordinator.messages import (
     Reply,
     ReportMalformed,
     Request,
+    RequestView,
     reply_port,
 )
 from unisono.coordinator.service import BEATS, MOST_BEAT_S, PATIENCE
 from unisono.coordinator.status import Phase
 from unisono.errors import Cause
 from unisono.fabric.address import COORDINATOR
-from unisono.fabric.api import Cancelled, CoordinatorFound, Fabric, Gone, Rejected
+from unisono.fabric.api import (
+    Cancelled,
+    CoordinatorFound,
+    Fabric,
+    Gone,
+    Member,
+    Rejected,
+    View,
+)
 
 A = TypeVar("A")
 
@@ -70,6 +86,9 @@ class Client:
         self._pending: dict[int, Numbered] = {}
         self.phase: Callable[[], Phase | None] = lambda: None
         """What heartbeats tell of the learner."""
+        self._wants_view = False
+        self._members: tuple[Member, ...] = ()
+        """Of a view whose parts are coming."""
         fabric.port(CONTROL, members=True)
         fabric.spawn("control", self._control)
         if heartbeats:
@@ -115,7 +134,7 @@ class Client:
         except (Gone, Cancelled):
             return
 
-    def _try(self, message: Numbered | Heartbeat) -> bool:
+    def _try(self, message: Numbered | Heartbeat | RequestView) -> bool:
         try:
             self._fabric.send(COORDINATOR, PORT, message)
         except Gone:
@@ -136,12 +155,16 @@ class Client:
             for message in self._pending.values():
                 if not self._try(message):
                     return
+        if self._wants_view:
+            self._try(RequestView())
 
     def _control(self) -> None:
         while True:
             match self._fabric.receive(CONTROL).body:
-                case ViewChanged(view):
-                    self._fabric.set_members(view)
+                case ViewChanged() as change:
+                    self._change_view(change)
+                case ViewPart() as part:
+                    self._collect_view(part)
                 case Acknowledged(sequence):
                     self._acknowledged(sequence)
                 case CoordinatorFound():
@@ -155,6 +178,26 @@ class Client:
                     self._fabric.cancel(CoordinatorLost(reason))
                 case Rejected(who, why):
                     self.tell(ReportMalformed(who, why))
+
+    def _change_view(self, change: ViewChanged) -> None:
+        view = self._fabric.members()
+        if change.version <= view.version:
+            return
+        if change.since == view.version:
+            view = view.after(change.version, change.joined, change.gone)
+            self._fabric.set_members(view)
+        elif not self._wants_view:
+            self._wants_view = True
+            self._try(RequestView())
+
+    def _collect_view(self, part: ViewPart) -> None:
+        """They come in order, unless the coordinator died between two of them."""
+        if part.part == 0:
+            self._members = ()
+        self._members += part.members
+        if part.part == part.parts - 1:
+            self._wants_view = False
+            self._fabric.set_members(View(part.version, self._members).shared())
 
     def _beat(self) -> None:
         seen = self._fabric.now()

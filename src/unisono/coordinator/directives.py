@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import Cause
-from unisono.fabric import Address, View
+from unisono.fabric import Address, Member
 from unisono.pool.ranges import Ranges
 
 
@@ -20,9 +20,25 @@ class Failure:
 
 @dataclass(frozen=True)
 class ViewChanged:
-    """Who takes part from now on."""
+    """Who takes part from now on: the members of version ``since``, with these changes.
 
-    view: View
+    A learner that has another version than that asks for the whole view (``RequestView``).
+    """
+
+    since: int
+    version: int
+    joined: tuple[Member, ...] = ()
+    gone: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True)
+class ViewPart:
+    """A part of a whole view; they come in order."""
+
+    version: int
+    part: int
+    parts: int
+    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
@@ -84,7 +100,7 @@ class Continue:
 
 
 Directive = CloseRound | SendState | SendResult | TakeSnapshot | Continue
-Notice = ViewChanged | Acknowledged | NotMember | Abandon
+Notice = ViewChanged | ViewPart | Acknowledged | NotMember | Abandon
 
 
 @dataclass(frozen=True)

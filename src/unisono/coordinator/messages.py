@@ -1,8 +1,9 @@
 """The coordinator's protocol: what learners tell and ask it, and what it answers.
 
-Learners send ``Numbered`` operations, which go into the journal as ``Command``, and ``Heartbeat``
-and ``Event``, which do not. A ``Request`` is an operation that is answered, with one of the types
-that it names. What the coordinator wants of learners is in ``unisono.coordinator.directives``.
+Learners send ``Numbered`` operations, which go into the journal as ``Command``, and ``Heartbeat``,
+``RequestView`` and ``Event``, which do not. A ``Request`` is an operation that is answered, with
+one of the types that it names. What the coordinator wants of learners is in
+``unisono.coordinator.directives``.
 """
 
 from __future__ import annotations
@@ -399,6 +400,11 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class RequestView:
+    """The learner has missed a change of the members: it needs the whole view."""
+
+
+@dataclass(frozen=True)
 class Event:
     """A line for the metrics; it may be lost."""
 
@@ -421,8 +427,8 @@ COMMANDS: Codec[Command] = Codec(Command)
 
 Body = Reply | Notice | Directive | CheckpointWritten
 
-PORT: TypedPort[Numbered | Heartbeat | Event | ConnectionLost | Rejected] = TypedPort(
-    "coordinator", Numbered | Heartbeat | Event
+PORT: TypedPort[Numbered | Heartbeat | RequestView | Event | ConnectionLost | Rejected] = TypedPort(
+    "coordinator", Numbered | Heartbeat | RequestView | Event
 )
 CONTROL: TypedPort[Notice | MembersChanged | CoordinatorFound | Rejected] = TypedPort(
     "control", Notice

@@ -16,7 +16,7 @@ RETRY_S = 0.02
 class Outbox:
     """Sends at once where there is credit; keeps the rest, in order for each learner and port.
 
-    A view is worth nothing once there is a newer one, so of several that wait only the last stays.
+    Changes of the members that wait for a learner become one: that it must ask for the whole view.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -35,8 +35,10 @@ class Outbox:
             if not self._try(output):
                 self._waiting[output.to, output.port] = deque([output])
             return
-        if isinstance(output.body, ViewChanged) and isinstance(waiting[-1].body, ViewChanged):
+        body = output.body
+        if isinstance(body, ViewChanged) and isinstance(waiting[-1].body, ViewChanged):
             waiting.pop()
+            output = output._replace(body=ViewChanged(body.version, body.version))
         waiting.append(output)
 
     def flush(self) -> None:

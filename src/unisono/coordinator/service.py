@@ -16,6 +16,7 @@ from unisono.coordinator.directives import (
     NotMember,
 )
 from unisono.coordinator.journal import Journal, NoJournal
+from unisono.coordinator.membership import Membership
 from unisono.coordinator.messages import (
     CONTROL,
     PORT,
@@ -29,6 +30,7 @@ from unisono.coordinator.messages import (
     Lost,
     Numbered,
     ReportMalformed,
+    RequestView,
     StartWithoutMissing,
 )
 from unisono.coordinator.outbox import RETRY_S, Outbox
@@ -95,6 +97,7 @@ class Service:
         self._seen: dict[Address, float] = {}
         """When a learner was heard last; who was silent for longest comes first."""
         self._outbox = Outbox(fabric)
+        self._membership = Membership(fabric.now)
         self._unacknowledged: dict[Address, int] = {}
         now = fabric.now()
         self._began = now if began is None else began
@@ -129,7 +132,7 @@ class Service:
                 outputs += self.state.apply(command)
             if commands and not self._record(commands):
                 outputs = self._stop_without_journal()
-            for output in outputs:
+            for output in self._membership.tell(self.state.view) + outputs:
                 self._send(output)
             self._acknowledge(commands)
             self._tell_status()
@@ -202,7 +205,7 @@ class Service:
             self._stay_until = now + STAY_S
         self._seen = dict.fromkeys(self.state.learners, now)
         self._looked = now
-        for output in self.state.directives():
+        for output in self._membership.restart(self.state.view) + self.state.directives():
             self._send(output)
 
     def _collect(self) -> list[Command]:
@@ -212,6 +215,9 @@ class Service:
         patience = self._timeout / BEATS if self._outbox.empty else RETRY_S
         if not self.state.learners:
             patience = min(patience, STAY_S)
+        untold = self._membership.wait_s(self.state.view)
+        if untold is not None:
+            patience = min(patience, untold)
         while True:
             try:
                 message = self._fabric.receive(PORT, timeout=patience)
@@ -223,7 +229,9 @@ class Service:
             patience = 0.0
 
     def _take(
-        self, sender: Address, body: Numbered | Heartbeat | Event | ConnectionLost | Rejected
+        self,
+        sender: Address,
+        body: Numbered | Heartbeat | RequestView | Event | ConnectionLost | Rejected,
     ) -> Command | None:
         if isinstance(body, ConnectionLost):
             return Command(body.who, Lost(LossReason.PROCESS_ENDED))
@@ -231,6 +239,10 @@ class Service:
             return self._drop(body.who, body.why)
         if isinstance(body, Event):
             self._tell(body.name, body.fields)
+            return None
+        if isinstance(body, RequestView):
+            for output in self._membership.whole(sender):
+                self._send(output)
             return None
         command = None
         if isinstance(body, Numbered):

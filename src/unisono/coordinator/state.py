@@ -14,7 +14,6 @@ from unisono.coordinator.directives import (
     Abandon,
     CheckpointWritten,
     Failure,
-    ViewChanged,
 )
 from unisono.coordinator.dynamic_sharding import DynamicSharding
 from unisono.coordinator.job import Sharding
@@ -56,7 +55,7 @@ from unisono.coordinator.pace import Pace
 from unisono.coordinator.run_state import RunState
 from unisono.coordinator.static_sharding import StaticSharding
 from unisono.fabric.address import COORDINATOR, Address
-from unisono.fabric.api import Member, View
+from unisono.fabric.api import Member
 from unisono.pool.pool import Pool
 from unisono.pool.ranges import count
 
@@ -119,7 +118,6 @@ class State(RunState):
 
     def directives(self) -> list[Output]:
         """What the living must be told again when the coordinator comes back from its journal."""
-        self._tell_view()
         self._dynamic.repeat_directives()
         for supply in self.sync_rounds.supplies:
             self.delivery.send(supply)
@@ -129,8 +127,8 @@ class State(RunState):
 
     @handle.register
     def _on_join(self, operation: Join, command: Command) -> None:
-        members = (*self.view.members, Member(command.who, operation.endpoint))
-        self._set_members(tuple(sorted(members)))
+        member = Member(command.who, operation.endpoint)
+        self.view = self.view.after(self.view.version + 1, (member,), ())
         self.joined += 1
         self.delivery.answer(command, Admitted())
         if self.failure is not None:
@@ -202,21 +200,13 @@ class State(RunState):
         self._departed.close(operation.gone, command.who)
 
     def _remove(self, who: Address) -> None:
-        self._set_members(tuple(m for m in self.view.members if m.address != who))
+        self.view = self.view.after(self.view.version + 1, (), (who,))
         self._leaving.pop(who, None)
         self._static.remove(who)
         self._dynamic.remove(who)
         self.sync_rounds.remove(who)
         may_live_on = self.commits_by_word and not self.pool.over
         self._departed.add(who, self._dynamic.witnesses if may_live_on else ())
-
-    def _set_members(self, members: tuple[Member, ...]) -> None:
-        self.view = View(self.view.version + 1, members)
-        self._tell_view()
-
-    def _tell_view(self) -> None:
-        for learner in self.learners:
-            self.tell(learner, CONTROL.name, ViewChanged(self.view))
 
     # The pool.
 

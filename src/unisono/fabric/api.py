@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, is_dataclass
@@ -13,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, overload
 from typing_extensions import TypeVar
 
 from unisono.fabric.address import Address, Addresses
-from unisono.fabric.codec import Malformed, TypedPort, encode_message
+from unisono.fabric.codec import Malformed, TypedPort, encode_message, is_fixed
 from unisono.fabric.vector import Vector
 
 CREDIT = 8
@@ -85,9 +86,65 @@ class View:
     def _learners(self) -> Addresses:
         return Addresses(m.address for m in self.members if m.address.role == "learner")
 
+    @cached_property
+    def _sorted(self) -> tuple[Member, ...]:
+        return tuple(sorted(self.members))
+
+    @cached_property
+    def _memory(self) -> _ViewMemory:
+        return _ViewMemory()
+
     def addresses(self) -> Addresses:
         """The learners, in the members' order."""
         return self._learners
+
+    def shared(self) -> View:
+        """An equal view, the same for all nodes of this process that ask for it."""
+        known = _views.setdefault(self.version, self)
+        return known if known == self else self
+
+    def after(self, version: int, joined: tuple[Member, ...], gone: tuple[Address, ...]) -> View:
+        """The view of a later version: with those who have joined, without those who are gone.
+
+        It is made once for all nodes of this process that share this one.
+        """
+        change = version, joined, gone
+        following = self._memory.following() if self._memory.following else None
+        if following is None or following._memory.change != change:
+            leavers = set(gone)
+            stay = [member for member in self.members if member.address not in leavers]
+            following = View(version, tuple(sorted([*stay, *joined])))
+            following._memory.before, following._memory.change = weakref.ref(self), change
+            self._memory.following = weakref.ref(following)
+        return following
+
+    def changes_since(self, before: View) -> tuple[tuple[Address, ...], tuple[Member, ...]]:
+        """Who is gone and who has joined since an earlier one, each sorted."""
+        if self._memory.before is not None and self._memory.before() is before:
+            assert self._memory.change is not None
+            _, joined, gone = self._memory.change
+            return tuple(sorted(gone)), tuple(sorted(joined))
+        if not before.members:
+            return (), self._sorted
+        then = {member.address for member in before.members}
+        now = {member.address for member in self.members}
+        joined = tuple(sorted(m for m in self.members if m.address not in then))
+        return tuple(sorted(then - now)), joined
+
+
+class _ViewMemory:
+    """The views before and after one, as long as somebody has them, and what was changed."""
+
+    __slots__ = ("before", "change", "following")
+
+    def __init__(self) -> None:
+        self.before: weakref.ref[View] | None = None
+        self.change: tuple[int, tuple[Member, ...], tuple[Address, ...]] | None = None
+        self.following: weakref.ref[View] | None = None
+
+
+_views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
+"""One of each version that somebody has."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +192,25 @@ class Message(Generic[B]):
             callback()
 
 
+_last_encoded: tuple[Body, bytes] = (None, b"")
+
+
 def encode(body: Body) -> bytes:
-    """The body as it travels; refuses what is not plain data or is too large."""
-    plain = encode_message(body) if is_dataclass(body) else body
+    """The body as it travels; refuses what is not plain data or is too large.
+
+    A message that goes to many one after the other is encoded once.
+    """
+    global _last_encoded
+    last, data = _last_encoded
+    if body is last and body is not None:
+        return data
+    is_message = is_dataclass(body)
+    plain = encode_message(body) if is_message else body
     data = _ENCODER.encode(plain).encode()
     if len(data) > BODY_LIMIT:
         raise ValueError(f"a message body of {len(data)} bytes; at most {BODY_LIMIT}")
+    if is_message and is_fixed(type(body)):
+        _last_encoded = body, data
     return data
 
 

@@ -33,6 +33,8 @@ class _Form(NamedTuple):
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
+    fixed: bool = False
+    """Whether they cannot change: who has one may share it."""
 
 
 class TypedPort(Generic[T]):
@@ -45,6 +47,10 @@ class TypedPort(Generic[T]):
     def __init__(self, name: str, wire: Any = None) -> None:
         self.name = name
         self.kinds = kinds_of(wire)
+
+    def accepts(self, kind: type) -> bool:
+        """Whether other nodes may send messages of that type."""
+        return self.kinds.get(tag_of(kind)) is kind
 
     def read(self, body: Any) -> T:
         """The message; raises ``Malformed``."""
@@ -71,6 +77,11 @@ class Codec(Generic[T]):
 def encode_message(message: Any) -> dict[str, Any]:
     """A dataclass as plain data, with its kind."""
     return {KIND: tag_of(type(message)), **_form(type(message)).write(message)}
+
+
+def is_fixed(kind: Any) -> bool:
+    """Whether the values of a type of messages cannot change, so that nobody needs a copy."""
+    return _form(kind).fixed
 
 
 def to_plain(value: Any) -> dict[str, Any]:
@@ -136,11 +147,13 @@ def _derive(kind: Any) -> _Form:
     if kind is Any:
         return _Form(_same, _same)
     if kind is float:
-        return _Form(_same, _read_float)
+        return _Form(_same, _read_float, fixed=True)
     if kind in (int, str, bool, type(None)):
-        return _Form(_same, lambda plain: plain if type(plain) is kind else _wrong(kind, plain))
+        return _Form(
+            _same, lambda plain: plain if type(plain) is kind else _wrong(kind, plain), fixed=True
+        )
     if kind is Address:
-        return _Form(str, _read_address)
+        return _Form(str, _read_address, fixed=True)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _union_form(arguments)
@@ -151,7 +164,7 @@ def _derive(kind: Any) -> _Form:
     if origin is tuple:
         return _tuple_form(tuple, tuple(_form(argument) for argument in arguments))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _Form(lambda value: value.value, lambda plain: _read_enum(kind, plain))
+        return _Form(lambda value: value.value, lambda plain: _read_enum(kind, plain), fixed=True)
     if isinstance(kind, type) and issubclass(kind, tuple):
         hints = typing.get_type_hints(kind)
         return _tuple_form(lambda items: kind(*items), tuple(map(_form, hints.values())))
@@ -202,7 +215,8 @@ def _sequence_form(make: Callable[[Any], Any], item: _Form) -> _Form:
             _wrong(list, plain)
         return make([item.read(value) for value in plain])
 
-    return _Form(lambda value: [item.write(each) for each in value], read)
+    fixed = make is tuple and item.fixed
+    return _Form(lambda value: [item.write(each) for each in value], read, fixed)
 
 
 def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
@@ -212,7 +226,9 @@ def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
         return make([item.read(value) for item, value in zip(items, plain, strict=True)])
 
     return _Form(
-        lambda value: [item.write(each) for item, each in zip(items, value, strict=True)], read
+        lambda value: [item.write(each) for item, each in zip(items, value, strict=True)],
+        read,
+        fixed=all(item.fixed for item in items),
     )
 
 
@@ -259,7 +275,8 @@ def _union_form(members: tuple[Any, ...]) -> _Form:
             return _form(next(iter(kinds.values()))).read(plain)
         return _read_tagged(kinds, plain)
 
-    return _Form(write, read)
+    fixed = all(_form(member).fixed for member in members)
+    return _Form(write, read, fixed)
 
 
 def _dataclass_form(kind: Any) -> _Form:
@@ -295,7 +312,8 @@ def _dataclass_form(kind: Any) -> _Form:
         except ValueError as error:
             raise Malformed(str(error)) from None
 
-    return _Form(write, read)
+    is_frozen = kind.__dataclass_params__.frozen
+    return _Form(write, read, fixed=is_frozen and all(f.fixed for _, f in fields.values()))
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:

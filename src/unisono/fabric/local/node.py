@@ -99,22 +99,20 @@ class LocalNode:
         with self._lock:
             if view.version <= self._view.version:
                 return
-            before = {m.address for m in self._view.members}
-            after = {m.address for m in view.members}
+            gone, joined = view.changes_since(self._view)
             self._view = view
-            for member in view.members:
+            for member in joined:
                 self._endpoints[member.address] = member.endpoint
-        gone, joined = before - after, after - before
-        declare = lambda: self._declare(gone, joined, view.version)  # noqa: E731
-        self._host.drain(self._address, gone, declare, end=True)
+        notice = MembersChanged(view.version, gone, tuple(m.address for m in joined))
+        self._host.drain(self._address, set(gone), lambda: self._declare(notice), end=True)
 
-    def _declare(self, gone: set[Address], joined: set[Address], version: int) -> None:
+    def _declare(self, notice: MembersChanged) -> None:
         with self._lock:
-            self._gone |= gone
-            links = [self._links.pop(address) for address in gone if address in self._links]
+            self._gone.update(notice.gone)
+            links = [self._links.pop(who) for who in notice.gone if who in self._links]
         for link in links:
             link.drop()
-        self._notify(MembersChanged(version, tuple(sorted(gone)), tuple(sorted(joined))))
+        self._notify(notice)
 
     def _notify(self, notice: Body) -> None:
         """Tells the ports that want to know of members, and lets everybody look again."""

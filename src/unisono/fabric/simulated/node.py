@@ -6,6 +6,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
 
 import greenlet
@@ -32,6 +33,7 @@ from unisono.fabric.api import (
     name_of,
 )
 from unisono.fabric.blocking import check_may_block, forbidden_context
+from unisono.fabric.codec import is_fixed
 from unisono.fabric.simulated.kernel import Kernel, Waiter
 from unisono.fabric.vector import Vector
 
@@ -58,6 +60,18 @@ class _Port:
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             waiter.wake()
+
+
+@dataclass
+class _Shared(Message[Any]):
+    """A message that the receiver has as the sender made it, since it cannot be changed."""
+
+    data: bytes = b""
+
+    def read(self, port: PortName) -> None:
+        """Becomes plain data where the port does not expect this type."""
+        if isinstance(port, str) or not port.accepts(type(self.body)):
+            self.body = json.loads(self.data)
 
 
 class _Lock:
@@ -157,14 +171,12 @@ class SimulatedNode:
         """Takes over a newer view; what the leavers sent is delivered before they are gone."""
         if view.version <= self._view.version:
             return
-        before = {m.address for m in self._view.members}
-        after = {m.address for m in view.members}
+        gone, joined = view.changes_since(self._view)
         self._view = view
-        gone, joined = before - after, after - before
-        for address in sorted(gone):
+        for address in gone:
             self.kernel.flush(address, self._address)
-        self._gone |= gone
-        notice = MembersChanged(view.version, tuple(sorted(gone)), tuple(sorted(joined)))
+        self._gone.update(gone)
+        notice = MembersChanged(view.version, gone, tuple(m.address for m in joined))
         self._notify(notice, lambda port: port.members)
 
     def meet(self, member: Member) -> None:
@@ -226,7 +238,12 @@ class SimulatedNode:
             self.traffic.setdefault(to, Traffic()).bytes += vector.nbytes
             if self._is_computing:
                 self._sent_meanwhile += self.kernel.network.sending(vector.nbytes)
-        message = Message(self._address, json.loads(data), copy, lambda: self._give_credit(key))
+        release = lambda: self._give_credit(key)  # noqa: E731
+        message: Message[Any]
+        if is_dataclass(body) and (is_fixed(type(body)) or not self.kernel.numerics):
+            message = _Shared(self._address, body, copy, release, data)
+        else:
+            message = Message(self._address, json.loads(data), copy, release)
         self.kernel.send(self._address, to, name_of(port), message, len(data))
 
     @property
@@ -247,6 +264,8 @@ class SimulatedNode:
             if message is not None:
                 if message.vector is None:
                     message.release()
+                if isinstance(message, _Shared):
+                    message.read(port)
                 if self._screen.passes(port, message):
                     return message
                 continue
