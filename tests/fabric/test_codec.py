@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from unisono.coordinator import messages
 from unisono.fabric import Address, Codec, Malformed, TypedPort, from_plain, learner, to_plain
-from unisono.fabric.codec import encode_message, kinds_of
+from unisono.fabric.codec import copy_message, encode_message, is_fixed, kinds_of
 from unisono.strategies.engines import (
     collective,
     gather,
@@ -98,6 +98,8 @@ def travel(message: Any) -> Any:
 def test_every_message_survives_the_wire(kind: type, data: st.DataObject) -> None:
     message = data.draw(values(kind))
     assert Codec[Any](kind).decode(travel(message)) == message
+    copy = copy_message(message)
+    assert copy == message and (copy is message) == is_fixed(kind)
 
 
 def places(plain: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

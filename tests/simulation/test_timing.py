@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono.simulation.hosts import Hosts, HostTable, Link
+from unisono.simulation.loops import run_loops
 from unisono.simulation.network import HostNetwork
 from unisono.simulation.timing import Timing, time_strategy
 from unisono.strategies.registry import make
@@ -64,3 +65,16 @@ def test_nobody_waits_for_a_slow_learner(strategy: str) -> None:
     fast = many / 7.2  # 7 learners and a fifth
     assert min(slowed.minibatches[1:]) >= 0.9 * fast
     assert slowed.seconds <= 1.3 * fast * COST  # the slow one has some leases left at the end
+
+
+@pytest.mark.parametrize("name", ["gossip-random", "adpsgd", "averaging", "allreduce", "server"])
+def test_messages_that_are_not_copied_change_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time alone spares the copies of messages that a simulation with numerics makes."""
+    fast = timing(name, 5, 100, slow=2.0)
+    monkeypatch.setattr(
+        "unisono.simulation.timing.run_loops",
+        lambda loop, **options: run_loops(loop, **{**options, "numerics": True}),
+    )
+    assert timing(name, 5, 100, slow=2.0) == fast

@@ -33,8 +33,8 @@ class _Form(NamedTuple):
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
-    fixed: bool = False
-    """Whether they cannot change: who has one may share it."""
+    copy: Callable[[Any], Any] | None = None
+    """None: they cannot change, and who has one may share it."""
 
 
 class TypedPort(Generic[T]):
@@ -81,7 +81,13 @@ def encode_message(message: Any) -> dict[str, Any]:
 
 def is_fixed(kind: Any) -> bool:
     """Whether the values of a type of messages cannot change, so that nobody needs a copy."""
-    return _form(kind).fixed
+    return _form(kind).copy is None
+
+
+def copy_message(message: T) -> T:
+    """What reading the written message would give: itself, if it cannot change."""
+    copy = _form(type(message)).copy
+    return message if copy is None else typing.cast("T", copy(message))
 
 
 def to_plain(value: Any) -> dict[str, Any]:
@@ -145,15 +151,13 @@ _forms: dict[Any, _Form] = {}
 
 def _derive(kind: Any) -> _Form:
     if kind is Any:
-        return _Form(_same, _same)
+        return _Form(_same, _same, _copy_plain)
     if kind is float:
-        return _Form(_same, _read_float, fixed=True)
+        return _Form(_same, _read_float)
     if kind in (int, str, bool, type(None)):
-        return _Form(
-            _same, lambda plain: plain if type(plain) is kind else _wrong(kind, plain), fixed=True
-        )
+        return _Form(_same, lambda plain: plain if type(plain) is kind else _wrong(kind, plain))
     if kind is Address:
-        return _Form(str, _read_address, fixed=True)
+        return _Form(str, _read_address)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _union_form(arguments)
@@ -164,7 +168,7 @@ def _derive(kind: Any) -> _Form:
     if origin is tuple:
         return _tuple_form(tuple, tuple(_form(argument) for argument in arguments))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _Form(lambda value: value.value, lambda plain: _read_enum(kind, plain), fixed=True)
+        return _Form(lambda value: value.value, lambda plain: _read_enum(kind, plain))
     if isinstance(kind, type) and issubclass(kind, tuple):
         hints = typing.get_type_hints(kind)
         return _tuple_form(lambda items: kind(*items), tuple(map(_form, hints.values())))
@@ -175,6 +179,12 @@ def _derive(kind: Any) -> _Form:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _copy_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _copy_plain(each) for key, each in value.items()}
+    return [_copy_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _wrong(kind: Any, plain: Any) -> Any:
@@ -215,8 +225,11 @@ def _sequence_form(make: Callable[[Any], Any], item: _Form) -> _Form:
             _wrong(list, plain)
         return make([item.read(value) for value in plain])
 
-    fixed = make is tuple and item.fixed
-    return _Form(lambda value: [item.write(each) for each in value], read, fixed)
+    copy = None
+    if item.copy is not None or make is not tuple:
+        copy_item = item.copy or _same
+        copy = lambda value: make([copy_item(each) for each in value])  # noqa: E731
+    return _Form(lambda value: [item.write(each) for each in value], read, copy)
 
 
 def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
@@ -225,10 +238,14 @@ def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
             _wrong(f"a list of {len(items)}", plain)
         return make([item.read(value) for item, value in zip(items, plain, strict=True)])
 
+    copy = None
+    if any(item.copy for item in items):
+        copies = [item.copy or _same for item in items]
+        copy = lambda value: make([c(v) for c, v in zip(copies, value, strict=True)])  # noqa: E731
     return _Form(
         lambda value: [item.write(each) for item, each in zip(items, value, strict=True)],
         read,
-        fixed=all(item.fixed for item in items),
+        copy,
     )
 
 
@@ -248,7 +265,12 @@ def _dict_form(key: Any, value: Any) -> _Form:
             _wrong(dict, plain)
         return {read_key(name): form.read(each) for name, each in plain.items()}
 
-    return _Form(lambda value: {str(k): form.write(v) for k, v in value.items()}, read)
+    copy_value = form.copy or _same
+    return _Form(
+        lambda value: {str(k): form.write(v) for k, v in value.items()},
+        read,
+        lambda value: {k: copy_value(v) for k, v in value.items()},
+    )
 
 
 def _union_form(members: tuple[Any, ...]) -> _Form:
@@ -275,8 +297,11 @@ def _union_form(members: tuple[Any, ...]) -> _Form:
             return _form(next(iter(kinds.values()))).read(plain)
         return _read_tagged(kinds, plain)
 
-    fixed = all(_form(member).fixed for member in members)
-    return _Form(write, read, fixed)
+    def copy(value: Any) -> Any:
+        form = _form(type(value) if value is None or type(value) in members else others[0])
+        return value if form.copy is None else form.copy(value)
+
+    return _Form(write, read, copy if any(_form(m).copy for m in members) else None)
 
 
 def _dataclass_form(kind: Any) -> _Form:
@@ -285,12 +310,17 @@ def _dataclass_form(kind: Any) -> _Form:
     if KIND in fields:
         raise TypeError(f"{kind} has a field of the name {KIND!r}")
 
+    written = [
+        (name, _default_of(field), None if form.write is _same else form.write)
+        for name, (field, form) in fields.items()
+    ]
+
     def write(message: Any) -> dict[str, Any]:
         plain = {}
-        for name, (field, form) in fields.items():
+        for name, default, write_value in written:
             value = getattr(message, name)
-            if not _is_default(field, value):
-                plain[name] = form.write(value)
+            if type(value) is not type(default) or value != default:
+                plain[name] = value if write_value is None else write_value(value)
         return plain
 
     def read(plain: Any) -> Any:
@@ -312,17 +342,21 @@ def _dataclass_form(kind: Any) -> _Form:
         except ValueError as error:
             raise Malformed(str(error)) from None
 
-    is_frozen = kind.__dataclass_params__.frozen
-    return _Form(write, read, fixed=is_frozen and all(f.fixed for _, f in fields.values()))
+    copies = [(name, form.copy or _same) for name, (_, form) in fields.items()]
+
+    def copy(message: Any) -> Any:
+        return kind(**{name: copy_value(getattr(message, name)) for name, copy_value in copies})
+
+    is_fixed = kind.__dataclass_params__.frozen and not any(f.copy for _, f in fields.values())
+    return _Form(write, read, None if is_fixed else copy)
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    if field.default is not dataclasses.MISSING:
-        return type(value) is type(field.default) and bool(value == field.default)
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """What is left out; ``MISSING``: nothing is."""
     if field.default_factory is not dataclasses.MISSING:
-        return bool(value == field.default_factory())
-    return False
+        return field.default_factory()
+    return field.default

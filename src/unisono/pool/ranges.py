@@ -46,6 +46,11 @@ class RangeSet:
         """Adds positions; those that are in it already stay."""
         if start >= stop:
             return
+        if not self._stops or start > self._stops[-1]:
+            self._starts.append(start)
+            self._stops.append(stop)
+            self._count += stop - start
+            return
         first = bisect_left(self._stops, start)
         last = bisect_right(self._starts, stop)
         if first < last:
@@ -119,13 +124,14 @@ def cut(ranges: Iterable[Range], start: int, stop: int) -> list[Range]:
 
 def merge(*parts: Iterable[Range]) -> Ranges:
     """The positions of all parts, in order, in as few ranges as possible."""
-    return tuple(RangeSet(r for ranges in parts for r in ranges))
+    ranges = [(start, stop) for part in parts for start, stop in part if start < stop]
+    return tuple(RangeSet(ranges) if len(ranges) > 1 else ranges)
 
 
 def subtract(ranges: Iterable[Range], *others: RangeSet | Iterable[Range]) -> Ranges:
     """The positions that are in none of the others."""
     left = RangeSet(ranges)
-    for other in others:
+    for other in others if left else ():
         if isinstance(other, RangeSet):
             other = [part for start, stop in left for part in other.within(start, stop)]
         for start, stop in other:
@@ -135,5 +141,8 @@ def subtract(ranges: Iterable[Range], *others: RangeSet | Iterable[Range]) -> Ra
 
 def merge_notes(*parts: Mapping[Address, Iterable[Range]]) -> Notes:
     """The positions of all parts, by owner."""
-    owners = {owner: None for notes in parts for owner in notes}
-    return {owner: merge(*(notes.get(owner, ()) for notes in parts)) for owner in owners}
+    found: dict[Address, list[Iterable[Range]]] = {}
+    for notes in parts:
+        for owner, ranges in notes.items():
+            found.setdefault(owner, []).append(ranges)
+    return {owner: merge(*several) for owner, several in found.items()}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from unisono.coordinator.client import Abandoned, CoordinatorLost
-from unisono.coordinator.journal import MemoryJournal
+from unisono.coordinator.journal import Journal, MemoryJournal, NoJournal
 from unisono.coordinator.service import Service, Sink, serve
 from unisono.coordinator.state import State
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
@@ -63,6 +63,7 @@ def run_loops(
     check: bool = True,
     sink: Sink | None = None,
     hosts: Mapping[int, str] | None = None,
+    numerics: bool = True,
 ) -> LoopsRun:
     """Runs the same function once a learner, each as if it were alone in a process of its own.
 
@@ -84,6 +85,7 @@ def run_loops(
         check: raise the first error of a loop; without it they are in the result.
         sink: takes each event of the metrics at once; without it they are in the result.
         hosts: what the machines of learners are called, by number.
+        numerics: whether the loops compute anything; what they do otherwise takes less real time.
 
     Returns:
         What the coordinator knows at the end.
@@ -101,6 +103,7 @@ def run_loops(
             scheduler=scheduler,
             network=network or SimulatedNetwork(latency=0.01),
             limit=limit,
+            numerics=numerics,
         ),
         timeout,
         disturbances or Disturbances(),
@@ -180,7 +183,7 @@ class _Loops:
         self._disturbances = disturbances
         self._hosts = hosts
         self.kernel = kernel
-        self._journal = MemoryJournal()
+        self._journal: Journal = NoJournal()
         self._events: list[dict[str, Any]] = []
         self._sink: Sink = sink or self._events.append
         self._errors: dict[int, Exception] = {}
@@ -188,11 +191,14 @@ class _Loops:
         self._is_over = False
 
     def run(self, faults: Sequence[Fault]) -> LoopsRun:
+        planned = (*faults, *self._disturbances.faults)
+        if any(isinstance(fault, KillCoordinator) for fault in planned):
+            self._journal = MemoryJournal()
         self._start_coordinator()
         for number in range(self._learners):
             if number not in self._disturbances.late:
                 self._start(number)
-        for fault in (*faults, *self._disturbances.faults):
+        for fault in planned:
             self.kernel.at(fault.at, partial(self._inject, fault))
         self._draw_fault()
         self.kernel.run()
@@ -224,7 +230,8 @@ class _Loops:
         node = self.node(learner(number))
         host = self._hosts.get(number, "simulated")
         placement = _SimulatedPlacement(self, number, self._learners, self._timeout, host, node)
-        self.kernel.keep_random_state(node)
+        if self.kernel.numerics:
+            self.kernel.keep_random_state(node)
 
         def main() -> None:
             try:

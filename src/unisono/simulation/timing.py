@@ -241,6 +241,7 @@ def time_strategy(
         disturbances=disturbances,
         limit=float("inf"),
         sink=sink,
+        numerics=False,
     )
     if not ended:
         raise UserError(f"{name}: every learner died before the end; let some come back")

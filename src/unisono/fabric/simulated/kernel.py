@@ -107,6 +107,8 @@ class Kernel:
         self.now = 0.0
         self.scheduler: Scheduler = scheduler or TimedScheduler()
         self.numerics = numerics
+        self.may_switch = numerics or not isinstance(self.scheduler, TimedScheduler)
+        """Whether a fabric call that need not wait may be refused, or let others run first."""
         self.nodes: dict[Address, SimulatedNode] = {}
         self.network: Network = network or SimulatedNetwork()
         self._limit = limit

@@ -33,7 +33,7 @@ from unisono.fabric.api import (
     name_of,
 )
 from unisono.fabric.blocking import check_may_block, forbidden_context
-from unisono.fabric.codec import is_fixed
+from unisono.fabric.codec import copy_message, is_fixed
 from unisono.fabric.simulated.kernel import Kernel, Waiter
 from unisono.fabric.vector import Vector
 
@@ -64,7 +64,7 @@ class _Port:
 
 @dataclass
 class _Shared(Message[Any]):
-    """A message that the receiver has as the sender made it, since it cannot be changed."""
+    """A message that the receiver gets without reading it from its data."""
 
     data: bytes = b""
 
@@ -85,7 +85,7 @@ class _Lock:
 
     def __enter__(self) -> _Lock:
         me = greenlet.getcurrent()
-        if forbidden_context() is None:
+        if self._node.kernel.may_switch and forbidden_context() is None:
             self._node.may_set_aside()
         while self._owner is not None and self._owner is not me:
             check_may_block()
@@ -241,7 +241,7 @@ class SimulatedNode:
         release = lambda: self._give_credit(key)  # noqa: E731
         message: Message[Any]
         if is_dataclass(body) and (is_fixed(type(body)) or not self.kernel.numerics):
-            message = _Shared(self._address, body, copy, release, data)
+            message = _Shared(self._address, copy_message(body), copy, release, data)
         else:
             message = Message(self._address, json.loads(data), copy, release)
         self.kernel.send(self._address, to, name_of(port), message, len(data))
@@ -356,10 +356,11 @@ class SimulatedNode:
             self.kernel.park()
 
     def _enter(self) -> None:
-        check_may_block()
         self._raise_if_cancelled()
-        self.may_set_aside()
-        self._raise_if_cancelled()
+        if self.kernel.may_switch:
+            check_may_block()
+            self.may_set_aside()
+            self._raise_if_cancelled()
 
     def _notify(self, body: Body, wanted: Callable[[_Port], bool]) -> None:
         for port in self._ports.values():
