@@ -34,6 +34,7 @@ from unisono.coordinator.messages import (
     Wait,
 )
 from unisono.coordinator.output import Output
+from unisono.coordinator.snapshot import freeze, recover
 from unisono.coordinator.state import State
 from unisono.errors import Cause
 from unisono.fabric import Cancelled, learner
@@ -222,6 +223,13 @@ def test_a_failure_is_told_to_everybody_once() -> None:
 STRATEGIES = [AllReduce(), Averaging(every=8), Averaging(every=8, sharding=Sharding.DYNAMIC)]
 
 
+def replayed(lived: list[tuple[Command, list[Output]]], scenario: Any) -> State:
+    state = State(scenario.cluster.learners)
+    for command, _ in lived:
+        state.apply(command)
+    return state
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_a_journal_replays_to_the_same_state_and_answers(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
@@ -256,6 +264,16 @@ def test_a_journal_replays_to_the_same_state_and_answers(
             assert command == applied
             assert again.apply(command) == outputs
         assert picture(again) == picture(live)
+        compacted = MemoryJournal()
+        for place, (command, outputs) in enumerate(lived):
+            if place % 7 == seed % 7:
+                # As by a coordinator that is killed after compacting its journal here.
+                compacted.compact(freeze(recover(compacted, scenario.cluster.learners)))
+                later = recover(compacted, scenario.cluster.learners)
+                assert picture(later) == picture(replayed(lived[:place], scenario))
+                assert later.apply(command) == outputs
+            compacted.append([command])
+        assert picture(recover(compacted, scenario.cluster.learners)) == picture(live)
         committed = picture(again)
         for command in journal.replay():
             if command.sequence is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -21,7 +22,7 @@ from unisono.coordinator.messages import (
 )
 from unisono.coordinator.output import Output
 from unisono.coordinator.state import State
-from unisono.fabric import Address, View, learner
+from unisono.fabric import Address, learner
 from unisono.pool.ranges import RangeSet
 
 A = TypeVar("A")
@@ -90,8 +91,6 @@ def picture(thing: Any) -> Any:
         return thing
     if isinstance(thing, Address):
         return str(thing)
-    if isinstance(thing, View):
-        return [thing.version, picture(thing.members)]
     if isinstance(thing, RangeSet):
         return list(thing)
     if isinstance(thing, dict):
@@ -100,5 +99,7 @@ def picture(thing: Any) -> Any:
         return sorted(str(picture(v)) for v in thing)
     if isinstance(thing, list | tuple | deque):
         return [picture(v) for v in thing]
+    if is_dataclass(thing) and thing.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return {field.name: picture(getattr(thing, field.name)) for field in fields(thing)}
     # What was sent last is no part of the memory.
     return {k: picture(v) for k, v in vars(thing).items() if k not in ("_out", "_run")}

@@ -31,6 +31,11 @@ class RunState:
         self.delivery = Delivery()
         self.lost: list[Address] = []
         self.joined = 0
+        self.endpoints: dict[Address, str] = {}
+        """Where everybody who has ever joined is reached."""
+        self.metrics = ""
+        """The file that the first learner named for the run's events."""
+        self.diverged: set[Address] = set()
         self.failure: Failure | None = None
         self.started = False
         self.first_round = 0

@@ -35,6 +35,7 @@ from unisono.coordinator.messages import (
 )
 from unisono.coordinator.outbox import RETRY_S, Outbox
 from unisono.coordinator.output import Output
+from unisono.coordinator.snapshot import freeze, recover
 from unisono.coordinator.state import State
 from unisono.coordinator.status import Status
 from unisono.errors import Cause, UserError
@@ -125,13 +126,16 @@ class Service:
             commands += self._fail_of_a_loss(commands)
             outputs: list[Output] = []
             for command in commands:
-                self._note_metrics(command)
+                if isinstance(command.operation, Join):
+                    self._note_metrics(command.operation.metrics)
                 self._tell_of(command)
                 if isinstance(command.operation, Lost):
                     self._outbox.forget(command.who)
                 outputs += self.state.apply(command)
             if commands and not self._record(commands):
                 outputs = self._stop_without_journal()
+            if self._journal.is_long:
+                self._journal.compact(freeze(self.state))
             for output in self._membership.tell(self.state.view) + outputs:
                 self._send(output)
             self._acknowledge(commands)
@@ -195,14 +199,14 @@ class Service:
 
     def _replay(self) -> None:
         now = self._fabric.now()
-        for command in self._journal.replay():
-            self._note_member(command)
-            self._note_metrics(command)
-            if command.operation == Lost(LossReason.DIVERGED):
-                self._diverged.add(command.who)
-            self.state.apply(command)
+        self.state = recover(self._journal, self.state.expected)
+        for who, endpoint in self.state.endpoints.items():
+            self._fabric.meet(Member(who, endpoint))
+        if self.state.joined:
             # Who left last may not have been told before the coordinator died.
             self._stay_until = now + STAY_S
+        self._note_metrics(self.state.metrics)
+        self._diverged = set(self.state.diverged)
         self._seen = dict.fromkeys(self.state.learners, now)
         self._looked = now
         for output in self._membership.restart(self.state.view) + self.state.directives():
@@ -332,9 +336,8 @@ class Service:
         if isinstance(command.operation, Join):
             self._fabric.meet(Member(command.who, command.operation.endpoint))
 
-    def _note_metrics(self, command: Command) -> None:
+    def _note_metrics(self, path: str) -> None:
         """Where the learners want the run's events, if it was not said at the start."""
-        path = command.operation.metrics if isinstance(command.operation, Join) else ""
         if path and self._open_sink is not None:
             try:
                 self._sink = self._open_sink(path)

@@ -29,6 +29,7 @@ from unisono.coordinator.messages import (
     Join,
     Leave,
     Left,
+    LossReason,
     Lost,
     Mismatch,
     Open,
@@ -130,6 +131,8 @@ class State(RunState):
         member = Member(command.who, operation.endpoint)
         self.view = self.view.after(self.view.version + 1, (member,), ())
         self.joined += 1
+        self.endpoints[command.who] = operation.endpoint
+        self.metrics = self.metrics or operation.metrics
         self.delivery.answer(command, Admitted())
         if self.failure is not None:
             self.tell(command.who, CONTROL.name, Abandon(self.failure))
@@ -165,6 +168,8 @@ class State(RunState):
         if who not in self.learners:
             return
         self.lost.append(who)
+        if operation.reason is LossReason.DIVERGED:
+            self.diverged.add(who)
         self._orderly = False
         if who in self.pool.held:
             self.trained_before.add(who._replace(incarnation=0))

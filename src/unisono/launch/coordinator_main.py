@@ -12,6 +12,7 @@ from typing import Any
 
 from unisono.coordinator.journal import FileJournal
 from unisono.coordinator.service import Service, serve
+from unisono.coordinator.snapshot import recover
 from unisono.coordinator.state import State
 from unisono.errors import UserError
 from unisono.fabric import COORDINATOR, to_plain
@@ -115,10 +116,7 @@ def read_outcome(directory: Path, expected: int) -> dict[str, Any]:
         outcome: dict[str, Any] = json.loads((directory / OUTCOME).read_text())
         return outcome
     except (OSError, ValueError):
-        state = State(expected)
-        for command in open_journal(directory).replay():
-            state.apply(command)
-        return outcome_of(state)
+        return outcome_of(recover(open_journal(directory), expected))
 
 
 def _began(directory: Path, now: float) -> float:
