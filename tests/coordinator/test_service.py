@@ -17,7 +17,7 @@ from unisono.errors import Cause, UserError
 from unisono.fabric import Cancelled, Fabric, learner
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
-from unisono.strategies import AllReduce, Averaging, Sharding, Solo
+from unisono.strategies import AllReduce, Averaging, GossipRandom, Sharding, Solo
 from unisono.strategies.base import Strategy
 from unisono.testing import invariants
 from unisono.testing.cluster import ToyRun
@@ -261,3 +261,20 @@ def test_a_whole_run_that_was_stopped_goes_on(strategy: Strategy, seed: int) -> 
     assert run.state.lost == []
     assert run.coverage.repeated() == []
     invariants.all_committed(run)
+
+
+@pytest.mark.parametrize("most", [1, 5, 23])
+@pytest.mark.parametrize("strategy", [*ALL, GossipRandom(every=4)], ids=[*NAMES, "gossip-random"])
+def test_a_coordinator_goes_on_from_a_compacted_journal(strategy: Strategy, most: int) -> None:
+    """Killed again and again, with learners that die and come late."""
+    faults = [KillCoordinator(at, back_after=0.5) for at in (0.5, 2.2, 5.1, 8.4, 11.3)]
+    toys = cluster(
+        strategy,
+        3,
+        60,
+        faults=[*faults, Kill(4.0, 2), Join(6.0, 3)],
+        journal=MemoryJournal(most),
+    )
+    run = toys.run()
+    invariants.all_committed(run)
+    assert toys.journal.snapshot is not None

@@ -103,6 +103,7 @@ class _Freezer:
                 return [kind.__name__, [self.write(v) for v in value]]
         if id(value) in self._written:
             return ["again", self._written[id(value)][0]]
+        plain: list[Any]
         if isinstance(value, tuple):
             plain = [type(value).__name__, [self.write(v) for v in value]]
         else:
@@ -142,9 +143,9 @@ class _Thawer:
         if kind == "dict":
             return {self.read(k): self.read(v) for k, v in rest[0]}
         if kind == "object":
-            value = object.__new__(_KINDS[rest[0]])
-            vars(value).update({name: self.read(v) for name, v in rest[1].items()})
-            return value
+            made: Any = object.__new__(_KINDS[rest[0]])
+            vars(made).update({name: self.read(v) for name, v in rest[1].items()})
+            return made
         items = [self.read(v) for v in rest[0]]
         plain_kinds: dict[str, Any] = {"list": list, "set": set, "deque": deque, "tuple": tuple}
         if kind in plain_kinds:
