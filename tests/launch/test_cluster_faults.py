@@ -16,6 +16,7 @@ import pytest
 from support.commands import CONTENDERS, Command, check_coverage, lines_of, summary_of, until
 from support.ray_hooks import environment
 from support.ray_nodes import RayNodes, learners_of
+from unisono.runs.directory import RunDirectory
 
 Start = Callable[..., Command]
 
@@ -132,8 +133,14 @@ def test_all_kinds_of_faults(
     )
 
     os.kill(first[2][1], signal.SIGSTOP)
-    stopped = f'"event":"lost","learner":{first[2][0]}'
-    until_run(command, lambda: stopped in metrics.read_text(), "the stopped one is declared dead")
+    until_run(
+        command,
+        lambda: any(
+            (e["event"], e["learner"]) == ("lost", first[2][0])
+            for e in RunDirectory(out).read_metrics()
+        ),
+        "the stopped one is declared dead",
+    )
     os.kill(first[2][1], signal.SIGCONT)
     summary = check(command, out)
     assert (summary["learners_lost"], summary["learners_joined"]) == (3, 4), command.output()

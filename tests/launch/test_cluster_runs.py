@@ -18,6 +18,7 @@ from support.commands import CONTENDERS, Command, check_coverage, lines_of, summ
 from support.ray_hooks import PREP_HERE, environment
 from support.ray_nodes import RayNodes
 from unisono.data import synthesise
+from unisono.learner.checkpoint_files import DamagedError, check
 
 Start = Callable[..., Command]
 
@@ -107,7 +108,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = TensorDataset(torch.randn(5_000, 4), torch.zeros(5_000, dtype=torch.long))
-log = f"learner-{unisono.learner.placement.find_site().number}.log"
+log = f"learner-{unisono.learner.placement.find_placement().number}.log"
 with unisono.Learner(model, optimizer, "averaging", log=log) as learner:
     for step, (x, y) in enumerate(learner.draw(data, epochs=4, batch_size=20)):
         learner.step(torch.nn.functional.cross_entropy(model(x), y))
@@ -138,6 +139,14 @@ def test_an_exception_ends_the_run_on_all_nodes(
     until(lambda: not nodes.processes("ray::LearnerActor"), what="the actors to end")
 
 
+def is_whole(folder: Path) -> bool:
+    try:
+        check(folder)
+    except DamagedError:
+        return False
+    return True
+
+
 def test_the_command_dies_and_the_run_is_resumed(
     start: Start, nodes: RayNodes, prep: Path, tmp_path: Path
 ) -> None:
@@ -148,10 +157,11 @@ def test_the_command_dies_and_the_run_is_resumed(
         environment=environment(pace_s=0.03),
     )  # fmt: skip
     checkpoints = out / "checkpoints"
-    until(lambda: len(list(checkpoints.glob("*/pool.json"))) > 0, what="a checkpoint")
+    until(lambda: any(is_whole(folder) for folder in checkpoints.glob("*")), what="a checkpoint")
     os.kill(command.process.pid, signal.SIGKILL)
     until(lambda: not nodes.processes("ray::LearnerActor"), what="the actors to end")
-    kept = json.loads(sorted(checkpoints.glob("*/pool.json"))[-1].read_text())["committed"]
+    newest = sorted(folder for folder in checkpoints.glob("*") if is_whole(folder))[-1]
+    kept = json.loads((newest / "pool.json").read_text())["committed"]
     again = start("train", "--out", out, "--resume")
     assert again.wait(300) == 0, again.output()
     summary = summary_of(out)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +20,14 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def torchrun(tmp_path: Path) -> Iterator[Start]:
+def torchrun() -> Iterator[Start]:
     """Starts torchrun's agents; whatever happens, no process of theirs is left."""
     agents: list[subprocess.Popen[str]] = []
+    folder = tempfile.TemporaryDirectory(prefix="unisono-")  # a short name, for sockets
 
     def start(*arguments: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "torch.distributed.run", *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder.name}
         agents.append(
             subprocess.Popen(
                 command,
@@ -44,6 +46,7 @@ def torchrun(tmp_path: Path) -> Iterator[Start]:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
         agent.wait()
+    folder.cleanup()
 
 
 def children_of(pid: int) -> list[int]:
@@ -112,14 +115,14 @@ def test_a_death_on_another_machine_ends_the_run_and_resume_goes_on(
     out = tmp_path / "run"
     arguments = train(prep, out, "averaging", 15, "--set", "checkpoint.every=5000")
     agents = nodes(torchrun, 2, arguments)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not list(out.glob("checkpoints/*")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (victim,) = children_of(agents[1].pid)
     os.kill(victim, signal.SIGKILL)
-    output, _ = agents[0].communicate(timeout=60)
-    agents[1].communicate(timeout=60)
+    output, _ = agents[0].communicate(timeout=200)
+    agents[1].communicate(timeout=200)
     assert [agent.returncode for agent in agents] == [1, 1]
     assert "the run failed: learner 1 was lost (its process ended)" in output
     assert "unisono/training/" not in output, "a traceback of ours"

@@ -142,6 +142,12 @@ def test_work_of_the_dead_is_noted_until_the_coordinator_knows() -> None:
     check_schedules(make, [1380], promises=promises)
 
 
+def test_who_comes_when_the_run_is_over_is_told_so_though_a_round_is_open() -> None:
+    """The last minibatches are skipped after the round that was to commit them has been opened."""
+    make, promises, _ = STRATEGIES["leaving-out-drawn"]
+    check_schedules(make, [1042], promises=promises)
+
+
 def test_a_dropped_push_is_trained_again() -> None:
     make, promises, _ = STRATEGIES["server-gradient-bound"]
     check_schedules(make, [657], promises=promises)

@@ -101,9 +101,12 @@ class DynamicSharding:
         self._run.sync_rounds.enter(who)
 
     def _welcome(self) -> None:
-        """A newcomer gets a living learner's state, between two sync rounds."""
+        """A newcomer gets a living learner's state, between two sync rounds.
+
+        A run that is over may have a round that stays open: its members have left.
+        """
         run = self._run
-        if not self._entering or run.sync_rounds.open:
+        if not self._entering or (run.sync_rounds.open and not run.pool.over):
             return
         may_begin = run.first_donor(self._entering) if self._first is None else None
         for who, command in sorted(self._entering.items(), key=lambda item: item[0]):
