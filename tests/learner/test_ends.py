@@ -145,7 +145,7 @@ def test_the_others_go_on_without_one_that_diverges_alone(
     def loop() -> None:
         model = network()
         with unisono.Learner(model, sgd(model), ways[strategy]) as learner:
-            for batch in learner.draw(dataset(), epochs=6, batch_size=BATCH):
+            for batch in learner.draw(dataset(), epochs=30, batch_size=BATCH):
                 learner.step(loss_of(model, batch) * (NAN if learner.number == 1 else 1.0))
 
     ran = together(loop, 3, check=False)

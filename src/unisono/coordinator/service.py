@@ -136,11 +136,13 @@ class Service:
                 outputs = self._stop_without_journal()
             if self._journal.is_long:
                 self._journal.compact(freeze(self.state))
+            if commands and not self.state.learners:
+                # Before the last one is told that it has left: it may close the metrics then.
+                self._tell_status(last=True)
             for output in self._membership.tell(self.state.view) + outputs:
                 self._send(output)
             self._acknowledge(commands)
             self._tell_status()
-        self._tell_status(last=True)
         self._say_last_words()
 
     def _record(self, commands: list[Command]) -> bool:

@@ -19,7 +19,7 @@ from unisono.learner.placement import INTERFACE, at_placement
 from unisono.learner.ranks import GRACE_S, Meeting, Rank, lead, place_of
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
-from unisono.training.train import check, conclude, made
+from unisono.training.train import check, conclude, made, note_start
 from unisono.training.worker import Worker
 
 
@@ -58,6 +58,7 @@ def _lead(
         except UserError as error:
             meeting.tell({"error": str(error)})
             raise
+        note_start(run, config, 0.0)
         outcome = _train(rank, run, config, resume, meeting, folder)
     return conclude(run, config, outcome)
 
