@@ -66,7 +66,7 @@ class Feed:
         self._tail = Tail(run.metrics)
         self._looked: float | None = None
         self._grown: float | None = None
-        self._age: float | None = None
+        self._summed_up: int | None = None
 
     @property
     def malformed(self) -> int:
@@ -79,9 +79,12 @@ class Feed:
         return self._tail.is_behind
 
     def refresh(self) -> None:
-        """Reads what is new, unless that was done just now."""
+        """Reads what is new, unless that was done just now and the run has not ended since."""
         at = self._clock()
-        if self._looked is not None and at - self._looked < LEAST_S:
+        # Looked at before the metrics: what it sums up has been read then.
+        before, self._summed_up = self._summed_up, _modified(self.run.summary)
+        is_recent = self._looked is not None and at - self._looked < LEAST_S
+        if is_recent and self._summed_up == before:
             return
         restarts, found = self._tail.restarts, False
         age = file_age(self.run.metrics)
@@ -127,9 +130,15 @@ class Feed:
 
     def _is_finished(self) -> bool:
         """A summary of an earlier part of a run that was resumed is older than its metrics."""
-        try:
-            summary = self.run.summary.stat().st_mtime_ns
-            metrics = self.run.metrics.stat().st_mtime_ns
-        except OSError:
+        metrics = _modified(self.run.metrics)
+        if self._summed_up is None or metrics is None:
             return False
-        return summary >= metrics or (bool(self.live.learners) and not self.live.here)
+        return self._summed_up >= metrics or (bool(self.live.learners) and not self.live.here)
+
+
+def _modified(path: Path) -> int | None:
+    """When the file was last written, in nanoseconds; None: there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
