@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -108,8 +109,13 @@ class Viewer:
         self._echo(text)
         if text.startswith("watch at "):
             self.port = urlsplit(text.split()[-1]).port or 0
-            self._thread = threading.Thread(target=self._look)
+            self._thread = threading.Thread(target=self._try_to_look)
             self._thread.start()
+
+    def _try_to_look(self) -> None:
+        # A run that fails at once may be gone before.
+        with suppress(OSError, http.client.HTTPException):
+            self._look()
 
     def _look(self) -> None:
         page = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
