@@ -36,8 +36,6 @@ def describe(event: Event) -> str:
             logprob, accuracy = number(event, "logprob"), number(event, "accuracy")
             text = "" if logprob is None else f"held-out log-prob {logprob:.4f}"
             return text + (f", accuracy {accuracy:.2%}" if text and accuracy is not None else "")
-        case "checkpoint":
-            return "checkpoint written"
         case "pace":
             return f"a round every {event.get('minibatches')} minibatches from now on"
         case _:
