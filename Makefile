@@ -6,9 +6,10 @@ READY := $(VENV)/.ready
 WITH_RAY := $(VENV)/.with-ray
 WITH_BROWSER := $(VENV)/.with-browser
 WITH_DOCS := $(VENV)/.with-docs
-# Files of tests at a time; JOBS=0: in one process.
+# Tests at a time; JOBS=0: in one process. Quick tests are handed out by the file, since files share
+# what they set up; long ones singly, since one file holds an hour of them.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-IN_PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile
+IN_PARALLEL := -n $(JOBS) --maxprocesses 8
 
 .PHONY: demo test test-long lint types docs bench clean
 
@@ -16,10 +17,10 @@ demo: $(READY)
 	$(BIN)/unisono demo --out demo-run
 
 test: $(READY)
-	$(BIN)/python -m pytest $(IN_PARALLEL)
+	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadfile
 
 test-long: $(READY) $(WITH_RAY) $(WITH_BROWSER)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m long
+	$(BIN)/python -m pytest $(IN_PARALLEL) --dist worksteal -m long
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks tools
