@@ -28,8 +28,8 @@ from unisono.training.train import train
 CONTENDERS: dict[str, list[str]] = {
     "solo": ["strategy.name=solo", "learners=1"],
     "allreduce": ["strategy.name=allreduce"],
+    "averaging-static": ["strategy.name=averaging", "strategy.sharding=static"],
     "averaging": ["strategy.name=averaging"],
-    "averaging-dynamic": ["strategy.name=averaging", "strategy.sharding=dynamic"],
     "block-momentum": ["strategy.name=averaging", "strategy.outer=block-momentum"],
     "nesterov": ["strategy.name=averaging", "strategy.outer=nesterov"],
     "server": ["strategy.name=server"],

@@ -24,8 +24,8 @@ from unisono.training.train import train
 CONTENDERS = [
     ("solo, 1 learner", ["strategy.name=solo", "learners=1"]),
     ("allreduce, 4", ["strategy.name=allreduce", "learners=4"]),
+    ("averaging static, 4", ["strategy.name=averaging", "strategy.sharding=static", "learners=4"]),
     ("averaging, 4", ["strategy.name=averaging", "learners=4"]),
-    ("averaging drawn, 4", ["strategy.name=averaging", "strategy.sharding=dynamic", "learners=4"]),
     ("server, 4", ["strategy.name=server", "learners=4"]),
     ("averaged-server, 4", ["strategy.name=averaged-server", "learners=4"]),
     ("gossip-fixed, 4", ["strategy.name=gossip-fixed", "learners=4"]),

@@ -13,16 +13,16 @@ MEGABITS = {"fast": 100, "slow": 50, "far": 100}
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 _NAMES = {
     "solo": ["strategy.name=solo"],
+    "averaging-static": ["strategy.name=averaging", "strategy.sharding=static"],
     "averaging": ["strategy.name=averaging"],
-    "averaging-dynamic": ["strategy.name=averaging", "strategy.sharding=dynamic"],
     "gossip-random": ["strategy.name=gossip-random"],
     "allreduce": ["strategy.name=allreduce"],
     "delay-by-one": ["strategy.name=delay-by-one"],
     "server": ["strategy.name=server"],
 }
-PACED = ("averaging", "averaging-dynamic", "gossip-random")
-_DEALT = ("averaging", "allreduce", "delay-by-one")
-_WAIT = ("averaging", "allreduce")
+PACED = ("averaging-static", "averaging", "gossip-random")
+_DEALT = ("averaging-static", "allreduce", "delay-by-one")
+_WAIT = ("averaging-static", "allreduce")
 STEPS = {"allreduce": 1, "delay-by-one": 1, "server": 8}
 """Minibatches a round of those whose pace is their own."""
 

@@ -48,7 +48,7 @@ from unisono.learner.learner import Learner
 from unisono.report.axes import Quantity, make_axis
 from unisono.report.charts import Line, colour_of, line_chart
 from unisono.report.page import charts, legend, page
-from unisono.strategies import Averaging
+from unisono.strategies import Averaging, Sharding
 
 PARTS = ("launch", "load", "preprocess", "train", "exchange")
 CHUNK, LEFT, RIGHT, STATES, DIMENSION = 32, 40, 5, 1000, 40
@@ -286,7 +286,9 @@ def reside(options: argparse.Namespace, size: Size) -> None:
         meter = learner.meter
         marks.append((time.monotonic(), meter.data_wait_s, meter.round_wait_s))
 
-    with Learner(model, optimizer, Averaging(every=every), prefetch=4) as learner:
+    with Learner(
+        model, optimizer, Averaging(every=every, sharding=Sharding.STATIC), prefetch=4
+    ) as learner:
         for taken, (x, y) in enumerate(learner.draw(source, 1, size.minibatch)):
             if taken % minibatches == 0:
                 mark(learner)

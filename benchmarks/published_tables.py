@@ -41,7 +41,7 @@ def resident_averaging() -> list[str]:
     cells = [["frames a learner", "time of a round over computing", "published"]]
     for frames in (75_000, 150_000, 600_000):
         pace = frames // 1024
-        strategy = make("averaging", {"every": pace * 1024})
+        strategy = make("averaging", {"every": pace * 1024, "sharding": "static"})
         seconds = steady_seconds(strategy, hosts, 22_000_000, 0.051, pace, 1024)
         share = seconds * hosts.learners / 0.051 - 1
         cells.append([f"{frames:,}", f"{share:.1%}", "54.9% saved"])
@@ -57,7 +57,7 @@ def averaging_on_gpus() -> list[str]:
         four = [HostTable(name=f"h-{n}", learners=4, spread=0.03) for n in range(count // 4)]
         hosts = Hosts(shared_memory=pcie, network=link, host=four)
         for pace in (8, 16, 64):
-            strategy = make("averaging", {"every": pace * 256})
+            strategy = make("averaging", {"every": pace * 256, "sharding": "static"})
             seconds = steady_seconds(strategy, hosts, 46_000_000, 0.064, pace)
             cells.append([f"{count}", f"{pace}", f"{0.064 / seconds:.1f}", published])
     return align(cells)

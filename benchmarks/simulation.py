@@ -213,8 +213,9 @@ def links_table() -> list[str]:
 def predicted_ratio(name: str, every: int, precision: str, mbit: float, cost: float) -> float:
     """Of four learners on four hosts, to four that share nothing."""
     options: dict[str, object] = {"precision": precision}
-    if name == "averaging-drawn":  # what sharding=dynamic was called
-        name, options["sharding"] = "averaging", "dynamic"
+    if name.startswith("averaging"):  # the table calls sharding=dynamic "drawn"
+        options["sharding"] = "dynamic" if name == "averaging-drawn" else "static"
+        name = "averaging"
     if name == "server":
         options = {}
     elif name not in ("allreduce", "delay-by-one"):

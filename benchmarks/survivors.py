@@ -34,8 +34,8 @@ from unisono.learner.learner import Learner
 WINDOW_S = 10.0
 PACE = "UNISONO_BENCH_PACE"
 CONTENDERS = {
-    "averaging": ["averaging", "--set", "strategy.sharding=static"],
-    "averaging-dynamic": ["averaging", "--set", "strategy.sharding=dynamic"],
+    "averaging-static": ["averaging", "--set", "strategy.sharding=static"],
+    "averaging": ["averaging"],
 }
 
 
@@ -143,7 +143,7 @@ def make_data(path: Path) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strategies", default="averaging,averaging-dynamic,gossip-random,server")
+    parser.add_argument("--strategies", default="averaging-static,averaging,gossip-random,server")
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=10.0, help="timeout_s of the runs")

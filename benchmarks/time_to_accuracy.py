@@ -6,11 +6,14 @@ Every run is `unisono train` with the shipped defaults, one thread a learner. So
 with each optimizer at a few rates: the best of these is what the others are measured against. What
 is done stays done: stop it at any moment, and run it again with the same --out. A run that was
 under way begins anew, since a run in two pieces has no time that means anything. Runs that fit
-side by side on --cores run at the same time. --budget ends it after so many seconds; a run that
-would not be done by then, going by those before it, is not begun.
+side by side on --cores run at the same time, each on cores of its own, one a learner. --budget ends
+it after so many seconds; a run that would not be done by then, going by those before it, is not
+begun.
 
-With --slow 5 learner 0 of the runs marked "slow" is stopped four fifths of the time, in slices of
-10 ms, as if its machine were five times slower.
+The rows `ddp` are PyTorch's DistributedDataParallel (ddp_training.py). With --slow 5 learner 0 of
+the runs marked "slow" is stopped four fifths of the time from the start of its training on, in
+slices of 10 ms, as if its machine were five times slower. With --slow-limit these runs are stopped
+after so many seconds, and their curves count as far as they go.
 
 Writes DIR/table.txt, DIR/results.json and DIR/time_to_accuracy.svg whenever a run has ended.
 """
@@ -19,14 +22,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from time_to_accuracy_tables import Finished, Row, judge_rows, picture, results, table
@@ -41,14 +45,18 @@ from unisono.training.bench import measure_ceiling
 
 RATES = (0.5, 1.0, 2.0, 4.0)
 """Multiples of an optimizer's default rate that solo is tried with."""
-WITHOUT_WAITING = (
-    "averaging:sharding=dynamic",
-    "gossip-fixed",
+SLOWED = (
+    "averaging",
     "gossip-random",
+    "gossip-fixed",
     "adpsgd",
     "server",
+    "averaging:sharding=static",
+    "allreduce",
+    "ddp",
 )
-"""Strategies that wait for nobody, which --slow is about; allreduce is beside them."""
+"""Rows of --slow: the strategies that wait for nobody, and beside them those that wait."""
+DDP = Path(__file__).with_name("ddp_training.py")
 SLICE_S = 0.01
 
 
@@ -66,6 +74,25 @@ class Job:
     def key(self) -> str:
         """Its name among the files."""
         return f"{self.name.replace(' ', '_').replace(':', '+')}-{self.learners}-{self.seed}"
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether it is not one of ours."""
+        return self.name.startswith("ddp")
+
+    def command(self, prep: Path, out: Path) -> list[str]:
+        """What is run; ``out`` is a run directory, or the file with DDP's curve."""
+        python = [sys.executable, "-m"]
+        if self.is_ddp:
+            agent = [
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(self.learners),
+            ]
+            return [*python, *agent, str(DDP), str(prep), f"--out={out}", f"--seed={self.seed}"]
+        words = ["unisono", "train", str(prep), "--out", str(out), "--learners", str(self.learners)]
+        return [*python, *words, f"--seed={self.seed}", "--set", "threads=1", *self.arguments]
 
 
 def solo_jobs(seed: int) -> list[Job]:
@@ -100,6 +127,9 @@ class Benchmark:
         self._slow: float = options.slow
         self._cores: int = options.cores or os.cpu_count() or 1
         self._deadline = time.monotonic() + options.budget if options.budget else None
+        self._slow_limit: float = options.slow_limit or math.inf
+        self._stops: dict[str, float] = {}
+        self._places: dict[str, Sequence[int]] = {}
         self._given_up: set[str] = set()
         for folder in ("runs", "logs"):
             (self._out / folder).mkdir(parents=True, exist_ok=True)
@@ -117,17 +147,22 @@ class Benchmark:
         try:
             while True:
                 while (job := self._next(list(under_way.values()))) is not None:
-                    self._start(children, job)
+                    taken = {core for each in under_way for core in self._places[each]}
+                    free = [core for core in range(self._cores) if core not in taken]
+                    self._start(children, job, free[: job.learners])
                     under_way[job.key] = job
                 if not under_way:
                     break
-                left = None if self._deadline is None else self._deadline - time.monotonic()
-                ended = children.wait(left)
-                if not ended:
+                ended = children.wait(self._patience(under_way))
+                if self._deadline is not None and time.monotonic() >= self._deadline:
                     print("the time is up; the same command goes on from here", flush=True)
                     break
                 for child in ended:
                     self._note(under_way.pop(child.name), child.how)
+                for key in under_way:
+                    if time.monotonic() >= self._stops.get(key, math.inf):
+                        os.kill(children.pid(key), signal.SIGTERM)
+                        self._stops[key] = math.inf
         finally:
             children.stop(5.0)
             self.write()
@@ -150,7 +185,7 @@ class Benchmark:
                 yield strategy_job(variant, self._main, seed)
         if self._slow > 1:
             for seed in self._seeds:
-                for variant in ("allreduce", *WITHOUT_WAITING):
+                for variant in SLOWED:
                     yield strategy_job(variant, self._main, seed, self._slow)
 
     def write(self) -> None:
@@ -169,7 +204,7 @@ class Benchmark:
         print("\n".join(["", *lines]), flush=True)
 
     def _next(self, under_way: Sequence[Job]) -> Job | None:
-        """The first job that is not done, if it fits; else a solo run that does."""
+        """The first job that is not done and fits."""
         free = self._cores - sum(min(job.learners, self._cores) for job in under_way)
         waiting = [
             job
@@ -179,10 +214,13 @@ class Benchmark:
             and self._read(job) is None
             and self._has_time(job)
         ]
-        for place, job in enumerate(waiting):
-            if min(job.learners, self._cores) <= free and (place == 0 or job.learners == 1):
-                return job
-        return None
+        return next((job for job in waiting if min(job.learners, self._cores) <= free), None)
+
+    def _patience(self, under_way: Iterable[str]) -> float | None:
+        """Seconds to the next limit of a run, or of this program."""
+        limits = [self._stops.get(key, math.inf) for key in under_way]
+        soonest = min([*limits, math.inf if self._deadline is None else self._deadline])
+        return None if soonest == math.inf else max(0.0, soonest - time.monotonic())
 
     def _has_time(self, job: Job) -> bool:
         if self._deadline is None:
@@ -194,20 +232,32 @@ class Benchmark:
         ]
         return bool(time.monotonic() + max(took, default=0.0) < self._deadline)
 
-    def _start(self, children: ChildProcesses, job: Job) -> None:
+    def _start(self, children: ChildProcesses, job: Job, cores: Sequence[int]) -> None:
         path = self._out / "runs" / job.key
         shutil.rmtree(path, ignore_errors=True)
+        self._curve_of_ddp(job).unlink(missing_ok=True)
         log = self._out / "logs" / f"{job.key}.txt"
         log.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "unisono", "train", str(self._prep), "--out", str(path)]
-        command += ["--learners", str(job.learners), "--seed", str(job.seed)]
-        command += ["--set", "threads=1", *job.arguments]
-        children.start(job.key, command, {"OMP_NUM_THREADS": "1"}, log)
+        pinned = ["taskset", "--cpu-list", ",".join(map(str, cores))]
+        command = job.command(self._prep, self._curve_of_ddp(job) if job.is_ddp else path)
+        children.start(job.key, [*pinned, *command], {"OMP_NUM_THREADS": "1"}, log)
+        self._places[job.key] = cores
         print(f"begun   {job.name}, {job.learners} learners, seed {job.seed}", flush=True)
         if job.slow > 1:
-            slow = threading.Thread(target=slow_down, args=(children.pid(job.key), job.slow))
-            slow.daemon = True
-            slow.start()
+            self._stops[job.key] = time.monotonic() + self._slow_limit
+            threading.Thread(
+                target=slow_down,
+                args=(children.pid(job.key), job.slow, lambda: self._trains(job)),
+                daemon=True,
+            ).start()
+
+    def _trains(self, job: Job) -> bool:
+        """Whether learner 0 has begun."""
+        if job.is_ddp:
+            return self._curve_of_ddp(job).exists()
+        run = RunDirectory(self._out / "runs" / job.key)
+        events = run.read_metrics() if run.metrics.is_file() else []
+        return any(event["event"] == "joined" and event["learner"] == 0 for event in events)
 
     def _note(self, job: Job, how: str) -> None:
         """What came of a run, in a file of its own: that is what makes it done."""
@@ -215,14 +265,17 @@ class Benchmark:
         run = RunDirectory(path)
         summary = run.read_summary() if path.is_dir() else None
         finished = Finished(job.name, job.learners, job.seed, machine=machine())
-        if summary is not None and summary.ended == "finished":
+        finished.stopped = job.slow > 1 and self._stops.get(job.key) == math.inf > self._slow_limit
+        if job.is_ddp and self._curve_of_ddp(job).exists():
+            finished = replace(finished, **json.loads(self._curve_of_ddp(job).read_text()))
+        elif finished.stopped or (summary is not None and summary.ended == "finished"):
             curve = read_curve(path, job.seed, "logprob")
             finished.points = [list(point) for point in curve.points]
             finished.start_up_s = curve.start_up_s
             finished.stalled_s = curve.stalled_s
-            finished.wall_s = summary.wall_s
-            finished.examples_per_s = summary.examples_per_s
-            finished.accuracy = summary.validation_accuracy
+            finished.wall_s = summary.wall_s if summary else max(t for t, _ in finished.points)
+            finished.examples_per_s = summary.examples_per_s if summary else 0.0
+            finished.accuracy = summary.validation_accuracy if summary else None
             shutil.rmtree(run.checkpoints, ignore_errors=True)
         elif diverged(run):
             finished.diverged = True
@@ -236,6 +289,9 @@ class Benchmark:
         seconds = f"{finished.wall_s:.1f} s"
         print(f"done    {job.name}, seed {job.seed}: {told}, {seconds}", flush=True)
         self.write()
+
+    def _curve_of_ddp(self, job: Job) -> Path:
+        return self._out / "runs" / f"{job.key}.curve"
 
     def _read(self, job: Job) -> Finished | None:
         return Finished.read(self._out / "runs" / f"{job.key}.json")
@@ -266,12 +322,12 @@ def diverged(run: RunDirectory) -> bool:
     return causes[-1:] == [Cause.DIVERGED.value]
 
 
-def slow_down(parent: int, times: float) -> None:
-    """Stops learner 0 of a run for all but one in `times` slices, until it ends."""
+def slow_down(parent: int, times: float, begun: Callable[[], bool]) -> None:
+    """Stops learner 0 of a run for all but one in `times` slices, once it has begun."""
     pid = None
     while pid is None and Path(f"/proc/{parent}").exists():
         time.sleep(0.1)
-        pid = learner_0(parent)
+        pid = learner_0(parent) if begun() else None
     try:
         process = None if pid is None else os.pidfd_open(pid)
         while process is not None:
@@ -284,14 +340,15 @@ def slow_down(parent: int, times: float) -> None:
 
 
 def learner_0(parent: int) -> int | None:
-    """The process of a run's learner 0, by its environment."""
+    """The process of a run's learner 0, or of DDP's rank 0, by its environment."""
     for entry in Path("/proc").iterdir():
         try:
             stat = (entry / "stat").read_text().rpartition(")")[2].split()
             environment = (entry / "environ").read_bytes().split(b"\0")
         except (OSError, IndexError):
             continue
-        if int(stat[1]) == parent and b"UNISONO_LEARNER=0" in environment:
+        first = b"UNISONO_LEARNER=0" in environment or b"RANK=0" in environment
+        if int(stat[1]) == parent and first:
             return int(entry.name)
     return None
 
@@ -310,11 +367,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--learners", default="4,8,16")
     parser.add_argument("--seeds", type=int, default=3)
-    every = ",".join(name for name in names() if name != "solo")
+    ours = [name for name in names() if name != "solo"]
+    every = ",".join([*ours, "averaging:sharding=static", "ddp"])
     parser.add_argument("--strategies", default=every, help="by name, at 8 learners")
     parser.add_argument("--slow", type=float, default=1.0, help="learner 0 so many times slower")
     parser.add_argument("--cores", type=int, default=0, help="cores to use; 0: all")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds; 0: until it is done")
+    parser.add_argument("--slow-limit", type=float, default=0.0, help="seconds; 0: to the end")
     benchmark = Benchmark(parser.parse_args())
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     try:

@@ -34,6 +34,8 @@ class Finished:
     examples_per_s: float = 0.0
     accuracy: float | None = None
     diverged: bool = False
+    stopped: bool = False
+    """Its time was up before its end; the points are those up to then."""
     machine: str = ""
 
     @classmethod
@@ -126,7 +128,8 @@ def table(rows: Sequence[Row], ceilings: Mapping[int, Ceiling]) -> list[str]:
         runs = row.finished
         wall = statistics.fmean(run.wall_s for run in runs)
         stalled = statistics.fmean(run.stalled_s / (run.wall_s * run.learners) for run in runs)
-        line += [f"{statistics.fmean(run.start_up_s for run in runs):.1f} s", f"{wall:.1f} s"]
+        more = "> " if any(run.stopped for run in runs) else ""
+        line += [f"{statistics.fmean(run.start_up_s for run in runs):.1f} s", f"{more}{wall:.1f} s"]
         line += [f"{stalled:.1%}", f"{statistics.fmean(run.curve.final for run in runs):.4f}"]
         right = [run.accuracy for run in runs if run.accuracy is not None]
         line.append(f"{statistics.fmean(right):.2%}" if right else "")
@@ -167,7 +170,9 @@ def picture(rows: Sequence[Row]) -> str:
     for colour, row in enumerate(drawn):
         people = "1 learner" if row.learners == 1 else f"{row.learners} learners"
         legend.append((colour, f"{row.name}, {people}"))
-        look = Look.STRONG if row.is_best_solo or row.name == "default" else Look.THIN
+        look = (
+            Look.STRONG if row.is_best_solo or row.name in ("default", "averaging") else Look.THIN
+        )
         for run in row.finished:
             lines.append(Line(row.name, [list(run.curve.points)], colour, look))
     target = next(row.targets[0].target for row in drawn if row.is_best_solo)

@@ -206,7 +206,7 @@ def draw_lease() -> str:
 def diagrams() -> dict[str, str]:
     """Returns every diagram by its file's name."""
     every = 4 * BATCH
-    averaging = unisono.Averaging(every=every)
+    averaging = unisono.Averaging(every=every, sharding=unisono.Sharding.STATIC)
     dynamic = unisono.Averaging(every=every, sharding=unisono.Sharding.DYNAMIC)
     timelines: list[tuple[str, Strategy, str]] = [
         ("allreduce", unisono.AllReduce(), "allreduce: everybody waits at each step"),

@@ -33,7 +33,7 @@ from unisono.testing.simulated import ToyCluster
 TIMEOUT = 10.0
 STRATEGIES = {
     "allreduce": AllReduce(),
-    "static": Averaging(every=8),
+    "static": Averaging(every=8, sharding=Sharding.STATIC),
     "dynamic": Averaging(every=8, sharding=Sharding.DYNAMIC),
     "server": Server(),
 }

@@ -28,7 +28,7 @@ from unisono.testing.simulated import ToyCluster
 from unisono.testing.toy import ToyLearner
 
 ALLREDUCE = AllReduce()
-STATIC = Averaging(every=8)
+STATIC = Averaging(every=8, sharding=Sharding.STATIC)
 DYNAMIC = Averaging(every=8, sharding=Sharding.DYNAMIC)
 ALL = [ALLREDUCE, STATIC, DYNAMIC]
 NAMES = ["allreduce", "static", "dynamic"]

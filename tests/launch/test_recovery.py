@@ -34,7 +34,7 @@ import os, sys, time, torch, unisono
 from torch.utils.data import TensorDataset
 folder, name = sys.argv[1:]
 strategies = {
-    "static": unisono.Averaging(every=32),
+    "static": unisono.Averaging(every=32, sharding=unisono.Sharding.STATIC),
     "dynamic": unisono.Averaging(every=32, sharding=unisono.Sharding.DYNAMIC),
     "server": "server",
     "gossip": unisono.GossipRandom(every=32),
@@ -209,6 +209,7 @@ def test_checkpoints_that_cannot_be_written_do_not_end_a_run(prep: Path, tmp_pat
 
 def test_shared_memory_that_cannot_be_made_is_told_in_one_line(prep: Path, tmp_path: Path) -> None:
     words = ["train", prep, "--out", "run", "--learners", "2", "--set", "network.hidden=[128]"]
+    words += ["--set", "strategy.sharding=static"]
     status, output = limited("-f 64", *words, cwd=tmp_path)
     assert status == 2 and "Traceback" not in output, output
     assert "bytes cannot be made (File too large): raise the limits" in output

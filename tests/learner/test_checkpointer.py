@@ -239,7 +239,7 @@ def test_a_late_learner_is_not_taken_for_a_new_run(tmp_path: Path) -> None:
 
     def loop() -> None:
         model = network()
-        strategy = unisono.Averaging(every=2 * BATCH)
+        strategy = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.STATIC)
         with unisono.Learner(
             model, sgd(model), strategy, checkpoints=tmp_path, checkpoint_every=2 * BATCH
         ) as learner:

@@ -124,7 +124,7 @@ def test_all_learners_use_the_same_one(
     ends: dict[str, list[torch.Tensor]] = {"first": [], "second": []}
 
     def loop(which: str, *, resume: bool) -> None:
-        strategy = unisono.Averaging(every=2 * BATCH)
+        strategy = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.STATIC)
         model = trained(tmp_path, strategy=strategy, resume=resume)
         ends[which].append(flat(model))
 

@@ -341,7 +341,7 @@ def test_every_and_epoch_go_with_the_time(strategy: str, every: int) -> None:
     """Also with rounds that are longer than an epoch."""
     strategies = {
         **SHARING,
-        "static": unisono.Averaging(every=every),
+        "static": unisono.Averaging(every=every, sharding=unisono.Sharding.STATIC),
         "dynamic": unisono.Averaging(every=every, sharding=unisono.Sharding.DYNAMIC),
     }
     epochs = 10

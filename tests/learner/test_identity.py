@@ -134,9 +134,11 @@ def test_any_schedule_gives_the_same_bits(name: str, plain: torch.Tensor) -> Non
     [
         "allreduce",
         STATIC_AVERAGING,
-        unisono.Averaging(every=16, outer=unisono.BlockMomentum()),
-        unisono.Averaging(every=16, outer=unisono.SlowMo()),
-        unisono.Averaging(every=16, outer=unisono.Nesterov()),
+        unisono.Averaging(
+            every=16, sharding=unisono.Sharding.STATIC, outer=unisono.BlockMomentum()
+        ),
+        unisono.Averaging(every=16, sharding=unisono.Sharding.STATIC, outer=unisono.SlowMo()),
+        unisono.Averaging(every=16, sharding=unisono.Sharding.STATIC, outer=unisono.Nesterov()),
     ],
     ids=["allreduce", "plain", "block-momentum", "slowmo", "nesterov"],
 )

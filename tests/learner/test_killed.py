@@ -20,7 +20,7 @@ import unisono
 folder, context, strategy = sys.argv[1:]
 strategies = {
     "allreduce": "allreduce",
-    "static": unisono.Averaging(every=16),
+    "static": unisono.Averaging(every=16, sharding=unisono.Sharding.STATIC),
     "drawn": unisono.Averaging(every=16, sharding=unisono.Sharding.DYNAMIC),
 }
 

@@ -379,7 +379,7 @@ def test_the_running_mean_is_averaged_with_weights() -> None:
         model = network(norm=True)
         norm = model[2]
         optimizer = sgd(model)
-        strategy = unisono.Averaging(every=BATCH)
+        strategy = unisono.Averaging(every=BATCH, sharding=unisono.Sharding.STATIC)
         with unisono.Learner(model, optimizer, strategy) as learner:
             for batch in learner.draw(dataset(3 * BATCH), batch_size=BATCH):
                 learner.backward(loss_of(model, batch))

@@ -163,7 +163,9 @@ def test_estimates_are_kept_from_round_to_round_or_restarted(restart: bool) -> N
     def loop() -> None:
         model = network()
         optimizer = ng_sgd(model)
-        strategy = unisono.Averaging(every=2 * BATCH, restart_optimizer=restart)
+        strategy = unisono.Averaging(
+            every=2 * BATCH, sharding=unisono.Sharding.STATIC, restart_optimizer=restart
+        )
         with unisono.Learner(model, optimizer, strategy) as learner:
             for batch in learner.draw(dataset(96), epochs=1, batch_size=BATCH):
                 learner.backward(loss_of(model, batch))

@@ -84,11 +84,17 @@ class Training:
 
 STRATEGIES: dict[str, Any] = {
     "allreduce": "allreduce",
-    "plain": unisono.Averaging(every=2 * BATCH),
+    "plain": unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.STATIC),
     "delay-by-one": "delay-by-one",
-    "block-momentum": unisono.Averaging(every=2 * BATCH, outer=unisono.BlockMomentum()),
-    "slowmo": unisono.Averaging(every=2 * BATCH, outer=unisono.SlowMo()),
-    "nesterov": unisono.Averaging(every=2 * BATCH, outer=unisono.Nesterov()),
+    "block-momentum": unisono.Averaging(
+        every=2 * BATCH, sharding=unisono.Sharding.STATIC, outer=unisono.BlockMomentum()
+    ),
+    "slowmo": unisono.Averaging(
+        every=2 * BATCH, sharding=unisono.Sharding.STATIC, outer=unisono.SlowMo()
+    ),
+    "nesterov": unisono.Averaging(
+        every=2 * BATCH, sharding=unisono.Sharding.STATIC, outer=unisono.Nesterov()
+    ),
 }
 CASES = [("solo", 1), *((name, n) for name in STRATEGIES for n in (1, 2, 3))]
 

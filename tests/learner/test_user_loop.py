@@ -106,7 +106,7 @@ class UserLoop:
 STRATEGIES: dict[str, Any] = {
     "solo": "solo",
     "allreduce": "allreduce",
-    "static": unisono.Averaging(every=4 * BATCH),
+    "static": unisono.Averaging(every=4 * BATCH, sharding=unisono.Sharding.STATIC),
     "dynamic": unisono.Averaging(every=4 * BATCH, sharding=unisono.Sharding.DYNAMIC),
     "gossip": unisono.GossipRandom(every=4 * BATCH),
     "adpsgd": unisono.ADPSGD(every=BATCH),

@@ -18,7 +18,7 @@ from unisono.simulation import Cut, Join, Kill, KillCoordinator, Pause, run_loop
 
 STRATEGIES: dict[str, Any] = {
     "allreduce": "allreduce",
-    "static": unisono.Averaging(every=8),
+    "static": unisono.Averaging(every=8, sharding=unisono.Sharding.STATIC),
     "dynamic": unisono.Averaging(every=8, sharding=unisono.Sharding.DYNAMIC),
 }
 TOTAL = 24

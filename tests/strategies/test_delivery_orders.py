@@ -28,7 +28,7 @@ from unisono.testing.simulated import ToyCluster
 
 STRATEGIES: dict[str, Strategy] = {
     "allreduce": AllReduce(),
-    "static": Averaging(every=4),
+    "static": Averaging(every=4, sharding=Sharding.STATIC),
     "dynamic": Averaging(every=4, sharding=Sharding.DYNAMIC),
     "gossip": GossipFixed(every=4),
     "adpsgd": ADPSGD(every=4),

@@ -106,3 +106,14 @@ def test_the_rate_rule_and_its_number_agree() -> None:
     assert Averaging(outer=BlockMomentum()).rate_factor(4) == 1.0
     assert "gain" in Averaging(outer=BlockMomentum()).rate_rule
     assert "gain" not in Averaging().rate_rule
+
+
+def test_averaging_waits_for_nobody_unless_asked_to() -> None:
+    assert make("averaging").round_plan(4).sharding is Sharding.DYNAMIC
+    assert make("averaging", {"sharding": "static"}).round_plan(4).sharding is Sharding.STATIC
+
+
+def test_an_optimizer_is_restarted_by_rounds_of_all_alone() -> None:
+    assert make("averaging", {"restart_optimizer": True, "sharding": "static"})
+    with pytest.raises(UserError, match=r"set sharding=static"):
+        make("averaging", {"restart_optimizer": True})

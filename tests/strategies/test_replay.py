@@ -118,7 +118,9 @@ def plain(start: Numbers, mean: Numbers) -> Numbers:
 def test_static_averaging_is_the_mean_of_separate_walks(
     learners: int, total: int, share: int
 ) -> None:
-    found = final(Averaging(every=4 * share), learners, total, seed=learners)
+    found = final(
+        Averaging(every=4 * share, sharding=Sharding.STATIC), learners, total, seed=learners
+    )
     expected = replay_averaging(total, learners, share, plain)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
@@ -151,7 +153,7 @@ def momentum_step(kind: str) -> Callable[[Numbers, Numbers], Numbers]:
     ],
 )
 def test_static_averaging_with_momentum(outer: Outer, kind: str) -> None:
-    found = final(Averaging(every=8, outer=outer), 3, 40, seed=1)
+    found = final(Averaging(every=8, sharding=Sharding.STATIC, outer=outer), 3, 40, seed=1)
     expected = replay_averaging(40, 3, 2, momentum_step(kind))
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 

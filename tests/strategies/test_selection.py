@@ -73,7 +73,7 @@ def test_what_was_left_out_is_in_no_model_and_counts_as_skipped() -> None:
     share, learners, rounds = 2, 3, 4
     total = share * learners * rounds
     marks = Marks(total, learners, 0.1)
-    strategy = Averaging(every=4 * share, selection=ByNumber())
+    strategy = Averaging(every=4 * share, sharding=Sharding.STATIC, selection=ByNumber())
     run = ToyCluster(strategy=strategy, learners=learners, total=total, loss=marks, rate=0.1).run()
     counts = run.state.pool.counts
     assert counts.skipped == 2 * share + share

@@ -60,22 +60,30 @@ class ByTurns:
 
 STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "allreduce": (AllReduce, PLAIN, 40),
-    "static": (lambda: Averaging(every=8), PLAIN, 40),
+    "static": (lambda: Averaging(every=8, sharding=Sharding.STATIC), PLAIN, 40),
     "dynamic": (lambda: Averaging(every=8, sharding=Sharding.DYNAMIC), PLAIN, 40),
     "short-rounds": (lambda: Averaging(every=4, sharding=Sharding.DYNAMIC), PLAIN, 25),
-    "block-momentum": (lambda: Averaging(every=8, outer=BlockMomentum()), MOMENTUM, 20),
+    "block-momentum": (
+        lambda: Averaging(every=8, sharding=Sharding.STATIC, outer=BlockMomentum()),
+        MOMENTUM,
+        20,
+    ),
     "lookahead": (
-        lambda: Averaging(every=8, outer=BlockMomentum(nesterov=True)),
+        lambda: Averaging(every=8, sharding=Sharding.STATIC, outer=BlockMomentum(nesterov=True)),
         LOOKING_AHEAD,
         20,
     ),
-    "slowmo": (lambda: Averaging(every=8, outer=SlowMo()), MOMENTUM, 20),
+    "slowmo": (lambda: Averaging(every=8, sharding=Sharding.STATIC, outer=SlowMo()), MOMENTUM, 20),
     "nesterov-drawn": (
         lambda: Averaging(every=8, sharding=Sharding.DYNAMIC, outer=Nesterov()),
         MOMENTUM,
         20,
     ),
-    "leaving-out": (lambda: Averaging(every=8, selection=ByTurns()), LEAVING_OUT, 25),
+    "leaving-out": (
+        lambda: Averaging(every=8, sharding=Sharding.STATIC, selection=ByTurns()),
+        LEAVING_OUT,
+        25,
+    ),
     "leaving-out-drawn": (
         lambda: Averaging(every=8, sharding=Sharding.DYNAMIC, selection=ByTurns()),
         LEAVING_OUT,

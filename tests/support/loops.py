@@ -171,7 +171,7 @@ def plain_batches(
 
 
 DYNAMIC_AVERAGING = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.DYNAMIC)
-STATIC_AVERAGING = unisono.Averaging(every=2 * BATCH)
+STATIC_AVERAGING = unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.STATIC)
 SHARING: dict[str, Any] = {
     "allreduce": "allreduce",
     "static": STATIC_AVERAGING,

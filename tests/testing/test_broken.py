@@ -40,7 +40,7 @@ def dynamic() -> Averaging:
 
 
 def static() -> Averaging:
-    return Averaging(every=8)
+    return Averaging(every=8, sharding=Sharding.STATIC)
 
 
 def not_found_before(make: Callable[[], Any], **options: Any) -> None:
@@ -250,7 +250,7 @@ class Lonely(AveragingParticipant):
 
 def test_a_special_case_for_one_learner_is_found() -> None:
     with pytest.raises(AssertionError, match="no round happened"):
-        check_alone(broken(Lonely))
+        check_alone(broken(Lonely, sharding=Sharding.STATIC))
 
 
 class Unwelcoming(AveragingParticipant):

@@ -30,7 +30,7 @@ from unisono.testing.losses import Marks, Targets
 from unisono.testing.properties import check_schedule, draw_scenario
 from unisono.testing.simulated import ToyCluster
 
-STATIC = Averaging(every=8)
+STATIC = Averaging(every=8, sharding=Sharding.STATIC)
 DYNAMIC = Averaging(every=8, sharding=Sharding.DYNAMIC)
 
 

@@ -55,7 +55,7 @@ def test_pulled_all_the_way_it_is_averaging(example: ModuleType) -> None:
     static = Sharding.STATIC
     check_same(
         lambda: example.Elastic(every=8, sharding=static, pull=1.0),
-        lambda: Deferred(every=8),
+        lambda: Deferred(every=8, sharding=static),
     )
 
 

@@ -24,7 +24,7 @@ from unisono.testing.properties import Promises, check_alone, check_mean
 
 STRATEGIES = {
     "allreduce": AllReduce(),
-    "static": Averaging(every=8),
+    "static": Averaging(every=8, sharding=Sharding.STATIC),
     "dynamic": Averaging(every=8, sharding=Sharding.DYNAMIC),
     "gossip-fixed": GossipFixed(every=8),
     "gossip-random": GossipRandom(every=8),

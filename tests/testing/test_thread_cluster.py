@@ -38,7 +38,7 @@ from unisono.testing.properties import Promises, check_alone, check_on
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "allreduce": AllReduce,
-    "static": lambda: Averaging(every=8),
+    "static": lambda: Averaging(every=8, sharding=Sharding.STATIC),
     "dynamic": lambda: Averaging(every=8, sharding=Sharding.DYNAMIC),
     "gossip-fixed": lambda: GossipFixed(every=8),
     "gossip-random": lambda: GossipRandom(every=8),
@@ -152,7 +152,9 @@ class Failing(Averaging):
 
 def test_a_bug_in_one_learner_ends_the_run_with_it() -> None:
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        ThreadCluster(strategy=Failing(every=8), learners=2, total=20).run()
+        ThreadCluster(
+            strategy=Failing(every=8, sharding=Sharding.STATIC), learners=2, total=20
+        ).run()
 
 
 def test_a_special_case_is_found_on_threads_too() -> None:
@@ -165,4 +167,4 @@ def test_a_special_case_is_found_on_threads_too() -> None:
             return Lonely(replica, self)
 
     with pytest.raises(AssertionError, match="no round happened"):
-        check_alone(lambda: Special(every=8), on=ThreadCluster)
+        check_alone(lambda: Special(every=8, sharding=Sharding.STATIC), on=ThreadCluster)

@@ -15,7 +15,7 @@ SMALL = ["threads=1", "network.hidden=[16]", "network.context=0"]
 
 @pytest.mark.timeout(290)
 def test_a_way_that_diverges_is_a_row_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = ["bare", "independent", "solo", "allreduce", "averaging-dynamic", "ddp"]
+    ways = ["bare", "independent", "solo", "allreduce", "averaging-static", "ddp"]
     few = [way for way in bench.CONTENDERS if way.name in ways]
     monkeypatch.setattr(bench, "CONTENDERS", few)
     config = load(None, [*SMALL, "rate.start=1e30", "rate.max_change=0"], {})
@@ -23,7 +23,7 @@ def test_a_way_that_diverges_is_a_row_and_ends_nothing(monkeypatch: pytest.Monke
         learners=2, slow=1.0, seconds=0.5, turns=1, json=None, say=lambda line: None, config=config
     )
     rows = {line.split()[0]: line for line in timed.run()[2:8]}
-    for name in ("solo", "allreduce", "averaging-dynamic"):
+    for name in ("solo", "allreduce", "averaging-static"):
         assert "diverged: learner" in rows[name] and "not finite" in rows[name]
     for name in ("bare", "independent", "ddp"):
         assert float(rows[name].split()[1]) >= 0.0

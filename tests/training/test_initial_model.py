@@ -32,7 +32,8 @@ def config(prep: Path, *sets: str, init: Path | None = None) -> Config:
 def first(prep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has ended, of two learners."""
     out = tmp_path_factory.mktemp("first") / "run"
-    train(config(prep, "learners=2", "strategy.every=4096"), out)
+    sets = ["learners=2", "strategy.sharding=static", "strategy.every=4096"]
+    train(config(prep, *sets), out)
     return out
 
 

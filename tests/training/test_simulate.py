@@ -244,9 +244,9 @@ def test_costs_of_a_run_are_found_again(small: Path, tmp_path: Path) -> None:
         out = tmp_path / str(learners)
         simulate(
             small, "--hosts", file, "--epochs", 3, "--out", out, *size,
-            "--strategies", "averaging:every=256",
+            "--strategies", "averaging:sharding=static:every=256",
         )  # fmt: skip
-        runs += ["--calibrate", out / "averaging+every=256-0"]
+        runs += ["--calibrate", out / "averaging+sharding=static+every=256-0"]
     solo = ["--calibrate", tmp_path / "2" / "solo-0"]
     common = ["--strategies", "averaging", "--timing", "--learners", 8, "--epochs", 1]
     output = simulate(small, *common, *runs, *solo, *size, "--out", tmp_path / "out")

@@ -18,7 +18,7 @@ def compare(
         str,
         typer.Option(
             help="Strategies, commas between them, options behind colons: "
-            "allreduce,averaging:sharding=dynamic. solo is always there, with one learner."
+            "allreduce,averaging:sharding=static. solo is always there, with one learner."
         ),
     ],
     out: Annotated[

@@ -30,7 +30,7 @@ def simulate(
         str | None,
         typer.Option(
             help="Strategies, commas between them, options behind colons: "
-            "allreduce,averaging:sharding=dynamic. solo is always there, with one learner.",
+            "allreduce,averaging:sharding=static. solo is always there, with one learner.",
             show_default="with --plan: those that are worth a try",
         ),
     ] = None,

@@ -349,8 +349,11 @@ class Config(ConfigTable):
 
     @property
     def strategy_options(self) -> dict[str, Option]:
-        """The strategy's options, without its name."""
-        return {key: value for key, value in self.strategy.items() if key != "name"}
+        """The strategy's options, without its name; the recipe's rules need rounds of all."""
+        options = {key: value for key, value in self.strategy.items() if key != "name"}
+        if self.recipe.enabled and self.strategy_name == "averaging":
+            options.setdefault("sharding", "static")
+        return options
 
     @property
     def chosen_optimizer(self) -> OptimizerChoice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from unisono.errors import UserError
 from unisono.fabric import Precision, Vector
 from unisono.strategies.base import (
     CHOICES,
@@ -80,8 +81,9 @@ class Averaging(Strategy):
 
     every: int | str = field(default=AUTO, metadata=EXAMPLES)
     """Examples a learner trains between two averages (whole minibatches); ``auto``: by cost."""
-    sharding: Sharding = Sharding.STATIC
-    """``static``: a round waits for its slowest; ``dynamic``: a round is a quota, nobody waits."""
+    sharding: Sharding = Sharding.DYNAMIC
+    """``dynamic``: a round is a quota, and nobody waits; ``static``: a round waits for its slowest,
+    and the same seed gives the same bytes."""
     outer: Outer = field(default_factory=Plain, metadata={CHOICES: OUTERS})
     """``plain``, ``block-momentum``, ``slowmo`` or ``nesterov``."""
     restart_optimizer: bool = False
@@ -96,6 +98,8 @@ class Averaging(Strategy):
 
     def __post_init__(self) -> None:
         check_every(self.every)
+        if self.restart_optimizer and self.sharding is not Sharding.STATIC:
+            raise UserError("restart_optimizer needs rounds of all learners: set sharding=static")
 
     @property
     def waits(self) -> str:

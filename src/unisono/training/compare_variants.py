@@ -124,7 +124,7 @@ def read_variants(text: str, solo_optimizers: Sequence[str] = ()) -> list[Varian
             if not _OPTION.fullmatch(option):
                 raise UserError(
                     f"--strategies: {option!r} of {name!r} is not an option; options are "
-                    "key=value after a colon each, as in averaging:sharding=dynamic:every=4096"
+                    "key=value after a colon each, as in averaging:sharding=static:every=4096"
                 )
     solos = [BASELINE, *(f"{BASELINE}:{OPTIMIZER}={each}" for each in solo_optimizers)]
     solos += [name for name in names if name.partition(":")[0] == BASELINE]

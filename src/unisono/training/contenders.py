@@ -41,7 +41,7 @@ CONTENDERS = [
     Contender("postlocal", waits=True),
     Contender("allreduce", AllReduce()),
     Contender("averaging", Averaging()),
-    Contender("averaging-dynamic", Averaging(sharding=Sharding.DYNAMIC)),
+    Contender("averaging-static", Averaging(sharding=Sharding.STATIC)),
     Contender("server", Server()),
     Contender("averaged-server", AveragedServer()),
     Contender("gossip-fixed", GossipFixed()),

@@ -23,8 +23,10 @@ from unisono.training.plan_file import planned
 from unisono.training.simulation_plan import HOSTS, Simulation
 from unisono.training.timelines import write_timelines
 
-PLAN_STRATEGIES = "averaging,averaging:sharding=dynamic,gossip-random,server,delay-by-one,allreduce"
+PLAN_STRATEGIES = "averaging,averaging:sharding=static,gossip-random,server,delay-by-one,allreduce"
 
+STATIC = "averaging:sharding=static"
+"""Shown beside what is recommended: there everybody waits for each round."""
 PACED = ("averaging", "gossip-random", "gossip-fixed")
 """Strategies whose option ``every`` is chosen; the others keep the pace of their defaults."""
 ROUNDS = 6
@@ -214,7 +216,7 @@ class Planner:
         """timeline.svg: the best one, the runner-up, and static averaging beside them."""
         shown = [("recommended", found.best), ("runner-up", found.runner_up)]
         beside = [o for o in found.options if o.learners == found.best.learners]
-        shown += [("", o) for o in beside if o.variant.name == "averaging"]
+        shown += [("", o) for o in beside if o.variant.name == STATIC]
         drawn: dict[int, tuple[str, ClusterTiming, Timeline]] = {}
         for mark, option in shown:
             if option.learners > 1 and id(option) not in drawn:

@@ -13,7 +13,7 @@ from unisono.simulation.hosts import Hosts
 from unisono.text import counted
 from unisono.training.cluster_timing import Load
 from unisono.training.learning_evidence import MOST_MEASURED
-from unisono.training.recommend import GAIN, Option, Planner, Recommendation
+from unisono.training.recommend import GAIN, STATIC, Option, Planner, Recommendation
 from unisono.training.simulation_plan import Simulation
 
 PLAN_TEXT = "plan.txt"
@@ -80,15 +80,9 @@ class RecommendationText:
         best = self.found.best
         if best.learners == 1:
             return "no strategy with more learners is sooner: exchanging models costs too much here"
-        name = "averaging"
         same = [o for o in self.found.options if o.learners == best.learners]
-        static = next((o for o in same if o.variant.name == name), None)
-        if best.variant.name == name:
-            return (
-                f"averaging is the default; learners compute {best.computing:.0%} of the time, and "
-                f"nothing else with {best.learners} learners is more than {GAIN:.0%} sooner"
-            )
-        if static is None:
+        static = next((o for o in same if o.variant.name == STATIC), None)
+        if static is None or static is best:
             return f"learners compute {best.computing:.0%} of the time"
         slow = max(best.hosts.host, key=lambda host: host.slowness)
         fast = min(best.hosts.host, key=lambda host: host.slowness)

@@ -72,7 +72,7 @@ def plan_simulation(
         rates="1",
         seeds=seeds,
         epochs=epochs,
-        sets=[*sets, "threads=1", "device=cpu"],
+        sets=["device=cpu", *sets, "threads=1"],
     )
     if plan.base.recipe.enabled:
         raise UserError("--set recipe.enabled=true: Kaldi's recipe cannot be simulated yet")

@@ -19,7 +19,7 @@ from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
-from unisono.strategies import AllModels, Averaging, Candidate, KeepGood
+from unisono.strategies import AllModels, Averaging, Candidate, KeepGood, Sharding
 from unisono.training.kaldi.recipe import KaldiRecipe, Objective, check_recipe, check_rounds
 from unisono.training.rates import make_schedule
 from unisono.training.train import train
@@ -55,7 +55,7 @@ def made(*sets: str) -> tuple[KaldiRecipe, Averaging, Any, nn.Sequential, torch.
     model = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.1), nn.Linear(5, 3))
     optimizer = make_optimizer(config, model, 0.0)
     rules = KaldiRecipe(config, model, optimizer, make_schedule(config), 1000, config.minibatch)
-    strategy = rules.strategy(Averaging(every=50))
+    strategy = rules.strategy(Averaging(every=50, sharding=Sharding.STATIC))
     assert isinstance(strategy, Averaging)
     return rules, strategy, Learner(model), model, optimizer
 
@@ -156,7 +156,7 @@ def test_learners_ramp_up_and_the_rate_with_them() -> None:
     optimizer = make_optimizer(config, model, 0.0)
     schedule = make_schedule(config)
     rules = KaldiRecipe(config, model, optimizer, schedule, 1000, 10, ask=asked.append)
-    strategy = rules.strategy(Averaging(every=50))
+    strategy = rules.strategy(Averaging(every=50, sharding=Sharding.STATIC))
     assert isinstance(strategy, Averaging)
     learner: Any = Learner(model)
     here = 1
@@ -211,7 +211,7 @@ def test_each_rule_can_be_turned_off() -> None:
     assert rules.states == []
     whole = load(None, ["learners=4", "strategy.name=averaging"], {})
     unruled = KaldiRecipe(whole, model, optimizer, make_schedule(whole), 1000, 10)
-    plain = unruled.strategy(Averaging(every=50))
+    plain = unruled.strategy(Averaging(every=50, sharding=Sharding.STATIC))
     assert isinstance(plain, Averaging) and isinstance(plain.selection, AllModels)
 
 
