@@ -2,8 +2,8 @@
 
     python benchmarks/simulated_runs.py SOLO RUN...
 
-Runs of `unisono simulate`, each the directory of a strategy and seed below its --out. A run that was
-stopped counts as far as it went: `trained` says how far.
+Runs of `unisono simulate`, each the directory of a strategy and seed below its --out. A run that
+was stopped counts as far as it went: `trained` says how far.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARGINS = (0.02, 0.05)
 
 
 def cells_of(path: Path, curve: Curve, solo: Curve) -> list[str]:
-    """A row: times to the targets and speed-ups, the last and the best log-prob, how far it went."""
+    """A row: times to the targets, the last and the best log-prob, how far it went."""
     cells = []
     for margin in MARGINS:
         target = solo.final - margin

@@ -66,6 +66,14 @@ def test_the_streaming_mean_is_the_mean_of_the_iterates() -> None:
     assert shard().shown.tensor.tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_late_push_of_early_work_is_in_the_mean() -> None:
+    one, change = shard(), TensorVector(torch.ones(3, dtype=torch.float64))
+    one.apply("a", 1, change, [0.5], averages=True)
+    one.apply("b", 1, change, [0.5], averages=False)  # computed before the mean began
+    assert one.mean is not None
+    assert one.mean.tensor.tolist() == [0.25, 0.25, 0.25]
+
+
 def test_a_push_is_applied_once_however_often_it_comes() -> None:
     one = shard()
     gradient = TensorVector(torch.ones(3, dtype=torch.float64))

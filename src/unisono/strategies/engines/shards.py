@@ -114,7 +114,7 @@ class Shard:
         self.updater.step(update, rates)
         self.copy.applied[pusher] = number
         self.copy.version += 1
-        if averages:
+        if averages or self.mean is not None:  # a late push of early work counts, too
             self.averaged += 1
             if self.mean is None:
                 self.mean = self.values.copy()
