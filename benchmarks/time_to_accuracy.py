@@ -340,14 +340,15 @@ def slow_down(parent: int, times: float, begun: Callable[[], bool]) -> None:
 
 
 def learner_0(parent: int) -> int | None:
-    """The process of a run's learner 0, or of DDP's rank 0, by its environment."""
+    """The process of a run's learner 0, by its name, or of DDP's rank 0, by its environment."""
     for entry in Path("/proc").iterdir():
         try:
             stat = (entry / "stat").read_text().rpartition(")")[2].split()
             environment = (entry / "environ").read_bytes().split(b"\0")
+            name = (entry / "comm").read_text().strip()
         except (OSError, IndexError):
             continue
-        first = b"UNISONO_LEARNER=0" in environment or b"RANK=0" in environment
+        first = name == "learner 0" or b"RANK=0" in environment
         if int(stat[1]) == parent and first:
             return int(entry.name)
     return None

@@ -58,7 +58,7 @@ def test_the_coordinator_comes_back(start: Start, prep: Path, tmp_path: Path, wa
     log = out / "logs" / "learner-0.log"
     for lines in (40, 200):
         until(lambda lines=lines: lines_of(log) > lines, what="learner 0 to train")
-        os.kill(command.children("unisono.launch.coordinator_main")[0], signal.SIGKILL)
+        os.kill(command.named("coordinator"), signal.SIGKILL)
     assert command.wait() == 0, command.output()
     summary = summary_of(out)
     assert summary["learners_lost"] == 0

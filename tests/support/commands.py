@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,24 @@ class Command:
                 found.append(int(entry.name))
         return sorted(found)
 
+    def named(self, name: str) -> int:
+        """The process number of the child of this name, as top shows it."""
+        for pid in self.children(""):
+            with suppress(OSError):  # it has ended meanwhile
+                if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                    return pid
+        raise LookupError(f"{name} does not run")
+
     def learner(self, number: int) -> int:
-        """The process number of a learner, from its environment."""
-        for pid in self.children("unisono."):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-            if f"UNISONO_LEARNER={number}" in environment:
-                return pid
-        raise LookupError(f"learner {number} does not run")
+        """The process number of a learner, from its name or, of a script, its environment."""
+        try:
+            return self.named(f"learner {number}")
+        except LookupError:
+            for pid in self.children(""):
+                environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+                if f"UNISONO_LEARNER={number}" in environment:
+                    return pid
+            raise
 
     def end(self) -> None:
         if self.process.poll() is None:

@@ -126,7 +126,7 @@ def train(
         with _live_page(out) if watch and is_first else nullcontext():
             if rank is None:
                 summary: Summary | None = training.train(
-                    settings, out, resume=resume, began=process_start()
+                    settings, out, resume=resume, began=process_start(), forks=True
                 )
             else:
                 with exit_on_error():

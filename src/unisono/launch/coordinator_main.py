@@ -17,6 +17,7 @@ from unisono.coordinator.state import State
 from unisono.errors import UserError
 from unisono.fabric import COORDINATOR, to_plain
 from unisono.fabric.files import AppendFile
+from unisono.fabric.local.forked import name_process
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.endpoints import SocketAddress, tcp_place
 from unisono.fabric.network.tcp_listener import NetworkSettings
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true", help="the loss of one ends the run")
     parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
+    name_process("coordinator")
     log_to_terminal()
     try:
         host = host_in(options.directory, options.address)

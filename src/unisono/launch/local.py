@@ -63,6 +63,8 @@ class Launch:
     metrics: Path | None = None
     respawn: bool = True
     """Whether learners that die are replaced."""
+    forks: bool = False
+    """Whether children may be forks of this process (``fabric/local/forked.py``)."""
     threads: int = 0
     """Cores a learner; 0: the cores divided among the learners."""
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -112,7 +114,7 @@ class Launch:
         command += ["--learners", str(self.learners), "--timeout", str(self.timeout)]
         if self.metrics is not None:
             command += ["--metrics", str(self.metrics)]
-        self._children.start(COORDINATOR, command, {"OMP_NUM_THREADS": "1"})
+        self._children.start(COORDINATOR, command, {"OMP_NUM_THREADS": "1"}, fork=self.forks)
 
     def _start_learner(self, directory: Path, pause: float = 0.0) -> str:
         """Starts one more, after a pause; returns its name."""
@@ -128,9 +130,9 @@ class Launch:
         }
         name = f"learner {number}"
         if pause:
-            self._children.start_later(pause, name, self.command, environment)
+            self._children.start_later(pause, name, self.command, environment, fork=self.forks)
         else:
-            self._children.start(name, self.command, environment)
+            self._children.start(name, self.command, environment, fork=self.forks)
         return name
 
     def _watch(self, directory: Path) -> Outcome:

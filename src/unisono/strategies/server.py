@@ -81,14 +81,13 @@ class Server(Strategy):
     def rate_rule(self) -> str:
         """What the user should do with the learning rate."""
         if self.push is PushKind.CHANGE:
-            return "multiply by 2 L - 1 for L learners"
+            return super().rate_rule
         return "multiply by sin(pi / (2 (2 t + 1))), t the mean staleness; no momentum"
 
     def rate_factor(self, learners: int) -> float:
-        """Changes: 2 L - 1 for L learners. Gradients: a delay of t pushes lowers the stable rates.
+        """Changes: L for L learners. Gradients: a delay of t pushes lowers the stable rates.
 
-        A change counts for 1/L in the model, and local steps do not wait for it: rates about twice
-        those of averaging are the best (docs/evidence/server.md), and one learner keeps its own.
+        A change counts for 1/L in the model, as in an average.
 
         The limit of gradients is 2 sin(pi / (2 (2 t + 1))) / h on a quadratic of curvature h, and
         2 / h without a delay. With overlap 1 of ``push_every`` minibatches is a turn later than
@@ -96,7 +95,7 @@ class Server(Strategy):
         momentum of its own.
         """
         if self.push is PushKind.CHANGE:
-            return 2.0 * learners - 1.0
+            return float(learners)
         delay = learners - 1 + (learners / self.push_every if self.overlap else 0)
         return math.sin(math.pi / (2 * (2 * delay + 1)))
 
@@ -158,6 +157,22 @@ class AveragedServer(Server):
         super().__post_init__()
         if not 0 <= self.average_from <= 1:
             raise UserError(f"average_from is {self.average_from}: it must be between 0 and 1")
+
+    @property
+    def rate_rule(self) -> str:
+        """What the user should do with the learning rate."""
+        if self.push is PushKind.CHANGE:
+            return "multiply by 2 L - 1 for L learners"
+        return super().rate_rule
+
+    def rate_factor(self, learners: int) -> float:
+        """Changes: 2 L - 1 for L learners, as the mean takes out the noise of a higher rate.
+
+        One learner keeps its own (docs/evidence/server.md).
+        """
+        return (
+            2.0 * learners - 1.0 if self.push is PushKind.CHANGE else super().rate_factor(learners)
+        )
 
     def explain(self, learners: int) -> list[str]:
         """Also where the mean begins."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 
 from unisono.config import Config, dump
@@ -55,12 +56,18 @@ Attempt = Callable[[RunDirectory, Config, bool, float | None, Watch], dict[str, 
 
 
 def train(
-    config: Config, out: Path, *, resume: bool = False, began: float | None = None
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    began: float | None = None,
+    forks: bool = False,
 ) -> Summary:
     """Trains; writes everything that a run holds.
 
     ``began`` is when the run's clock is at 0, by the monotonic clock; by default now. On a cluster
-    it is when the coordinator has started.
+    it is when the coordinator has started. With ``forks`` learners that compute on CPUs may be
+    forks of this process, which has done nothing else before.
 
     Raises:
         UserError: bad input, or a run that failed.
@@ -72,8 +79,12 @@ def train(
             config = _with_threads(config, ray)
             return _train_with(partial(_train_on_cluster, ray), config, out.resolve(), resume, None)
     began = now() if began is None else began
-    attempt = _train_alone if config.learner_range[1] == 1 else _train_together
-    return _train_with(attempt, config, out, resume, began)
+    if config.learner_range[1] == 1:
+        return _train_with(_train_alone, config, out, resume, began)
+    forks = forks and choose_device(config, 0).type == "cpu"
+    if forks:
+        torch.set_num_threads(1)
+    return _train_with(partial(_train_together, forks), config, out, resume, began)
 
 
 def _train_with(
@@ -221,7 +232,12 @@ def _train_alone(
 
 
 def _train_together(
-    run: RunDirectory, config: Config, resume: bool, began: float | None, watch: Watch
+    forks: bool,
+    run: RunDirectory,
+    config: Config,
+    resume: bool,
+    began: float | None,
+    watch: Watch,
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     warn_of_crowd(config.first_learners)
@@ -233,6 +249,7 @@ def _train_together(
             began=began,
             metrics=run.metrics,
             respawn=config.respawn,
+            forks=forks,
             threads=config.threads_per_learner(os.cpu_count() or 1),
             say=display.say,
             on_turn=EventReaders(run.metrics, display, watch),

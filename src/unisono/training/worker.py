@@ -23,9 +23,10 @@ from unisono.config import Config, DeviceChoice, OptimizerChoice
 from unisono.coordinator.client import Abandoned
 from unisono.data import ChunkSource, FrameSource, Part
 from unisono.errors import Cause, Diverged, UserError
+from unisono.fabric.local.forked import name_process
 from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error
 from unisono.learner.learner import Learner
-from unisono.learner.placement import find_placement
+from unisono.learner.placement import LEARNER, find_placement
 from unisono.learner.uncaught import install
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD, Schedule, Switched, bound_steps
@@ -333,6 +334,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
+    name_process(f"learner {os.environ.get(LEARNER, '')}")
     install()
     log_to_terminal()
     with exit_on_error():

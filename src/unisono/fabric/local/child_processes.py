@@ -8,11 +8,14 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from unisono.fabric.local.forked import Fork, run_forked
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,7 +47,7 @@ class ChildProcesses:
     """
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._running: dict[str, tuple[subprocess.Popen[bytes] | Fork, int]] = {}
         self._waiting: dict[str, tuple[float, Callable[[], None]]] = {}
 
     @property
@@ -62,10 +65,16 @@ class ChildProcesses:
         return time.monotonic()
 
     def start_later(
-        self, seconds: float, name: str, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        seconds: float,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        fork: bool = False,
     ) -> None:
         """As ``start``, after so many seconds; ``wait`` sees to it."""
-        start = partial(self.start, name, command, environment)
+        start = partial(self.start, name, command, environment, fork=fork)
         self._waiting[name] = (self.now() + seconds, start)
 
     def forget_waiting(self) -> None:
@@ -82,10 +91,14 @@ class ChildProcesses:
         command: Sequence[str],
         environment: Mapping[str, str],
         output: Path | None = None,
+        *,
+        fork: bool = False,
     ) -> None:
         """Starts a child; its environment is this process' with ``environment`` on top.
 
-        What it prints is appended to ``output``; without one it goes where this process' goes.
+        What it prints is appended to ``output``; without one it goes where this process' goes. With
+        ``fork`` the command is ``python -m MODULE ...`` of a module that is imported here; where
+        this process has one thread, the child is a fork of it.
         """
         parent = os.getpid()
 
@@ -97,7 +110,10 @@ class ChildProcesses:
                 os._exit(1)
 
         both = {**os.environ, **environment}
-        if output is None:
+        process: subprocess.Popen[bytes] | Fork
+        if fork and output is None and threading.active_count() == 1:
+            process = run_forked(command[2], command[3:], environment, bind)
+        elif output is None:
             process = subprocess.Popen(list(command), env=both, preexec_fn=bind)
         else:
             with output.open("ab") as file:
