@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -176,10 +177,13 @@ def measure(
         command.append(str(Path(folder) / "store"))
         rest = [str(learners), str(slow), str(seconds), str(turns), *names]
         processes = []
+        # What a process computes with before it has set its threads, as while it opens the data.
+        threads = str(max(1, (os.cpu_count() or 1) // learners))
         for number in range(learners):
             out = subprocess.PIPE if number == 0 else None
             mine = [*command, str(number), *rest]
-            processes.append(subprocess.Popen(mine, stdout=out, text=True))
+            environment = {**os.environ, "OMP_NUM_THREADS": threads}
+            processes.append(subprocess.Popen(mine, stdout=out, text=True, env=environment))
         samples: Samples = {name: [] for name in names}
         assert processes[0].stdout is not None
         for line in processes[0].stdout:
