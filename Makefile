@@ -7,7 +7,7 @@ WITH_RAY := $(VENV)/.with-ray
 WITH_BROWSER := $(VENV)/.with-browser
 WITH_DOCS := $(VENV)/.with-docs
 # Tests at a time; JOBS=0: in one process. Quick tests are handed out by the file, since files share
-# what they set up; long ones singly, since one file holds an hour of them.
+# what they set up; long ones singly, since one file holds an hour of them, but those on Ray together.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 IN_PARALLEL := -n $(JOBS) --maxprocesses 8
 
@@ -20,7 +20,7 @@ test: $(READY)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadfile
 
 test-long: $(READY) $(WITH_RAY) $(WITH_BROWSER)
-	$(BIN)/python -m pytest $(IN_PARALLEL) --dist worksteal -m long
+	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadgroup -m long
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks tools

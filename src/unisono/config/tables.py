@@ -307,6 +307,11 @@ class Config(ConfigTable):
         description="seconds a silent learner is believed to live",
     )
     respawn: bool = Field(default=True, description="replace learners that die")
+    tracking: str = Field(
+        default="",
+        description="where figures go besides metrics.jsonl: tensorboard, or a tracker of another "
+        "package; empty: nowhere",
+    )
     prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
     network: NetworkConfig = NetworkConfig()
     rate: RateConfig = RateConfig()

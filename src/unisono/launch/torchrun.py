@@ -32,6 +32,8 @@ def train_as_rank(rank: Rank, config: Config, out: Path, *, resume: bool = False
     signal.signal(signal.SIGTERM, _leave)
     if config.learner_range != (rank.count, rank.count):
         raise UserError(f"{rank.launcher} has started {rank.count} processes: leave --learners out")
+    if config.tracking:
+        raise UserError(f"tracking is not for runs under {rank.launcher}: read RUN/metrics.jsonl")
     interface = os.environ.get(INTERFACE) or config.links.interface
     config = config.model_copy(
         update={"links": config.links.model_copy(update={"interface": interface})}

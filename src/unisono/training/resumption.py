@@ -11,7 +11,7 @@ from unisono.runs.directory import RunDirectory
 
 FREE = (
     "prep", "learners", "cluster", "epochs", "threads", "device", "timeout_s", "respawn",
-    "prefetch", "rate.start", "rate.schedule", "rate.end", "rate.warmup", "rate.factor",
+    "tracking", "prefetch", "rate.start", "rate.schedule", "rate.end", "rate.warmup", "rate.factor",
     "rate.retries", "validation", "checkpoint", "links",
 )  # fmt: skip
 """Keys, and tables, that a resumption may change; the others are in the state of the run."""

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from unisono.runs.summary import (
     Staleness,
     Summary,
 )
+from unisono.runs.tracking import Tracking, find_tracker
 from unisono.strategies.base import describe
 from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
@@ -91,9 +92,16 @@ def _train_with(
     attempt: Attempt, config: Config, out: Path, resume: bool, began: float | None
 ) -> Summary:
     """Trains until an attempt does not diverge, each from where the last one was good."""
-    with made(out, config, resume=resume) as run:
+    with ExitStack() as stack:
+        run = stack.enter_context(made(out, config, resume=resume))
         recovery = Recovery(run, config, resume=resume)
-        watch = recovery.watch if config.rate.retries else lambda event: None
+        diverges = recovery.watch if config.rate.retries else lambda event: None
+        track = stack.enter_context(tracked(config, run))
+
+        def watch(event: dict[str, Any]) -> None:
+            track(event)
+            diverges(event)
+
         while True:
             note_start(run, config, 0.0 if began is None else now() - began)
             try:
@@ -102,6 +110,17 @@ def _train_with(
             except Diverged as error:
                 config, resume = recovery.go_back(error), True
     return conclude(run, config, recovery.whole(outcome))
+
+
+@contextmanager
+def tracked(config: Config, run: RunDirectory) -> Iterator[Watch]:
+    """Tells the tracker of the configuration, if there is one."""
+    if not config.tracking:
+        yield lambda event: None
+        return
+    say = partial(print, file=sys.stderr, flush=True)
+    with contextlib.closing(Tracking(find_tracker(config.tracking), run, say)) as tracking:
+        yield tracking
 
 
 @contextmanager
@@ -168,6 +187,8 @@ def check(config: Config) -> None:
         raise UserError("no prepared data: give the folder that `unisono prepare` made")
     strategy = make(config.strategy_name, config.strategy_options)
     make_schedule(config)
+    if config.tracking:
+        find_tracker(config.tracking)
     check_recipe(config)
     learners = config.learner_range[1]
     if not config.cluster:
