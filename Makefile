@@ -20,7 +20,7 @@ test: $(READY)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadfile
 
 test-long: $(READY) $(WITH_RAY) $(WITH_BROWSER)
-	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadgroup -m long
+	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadscope -m long
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks tools

@@ -6,10 +6,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from support.commands import Command
 from unisono.data import synthesise
@@ -20,6 +22,19 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
     hypothesis.settings.register_profile("unisono", deadline=None)  # a busy machine is no error
     hypothesis.settings.load_profile("unisono")
+
+
+class _RayTogether(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests are handed out singly, but for those on Ray: a machine has room for one such cluster."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "ray" if "/test_cluster_" in nodeid else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For ``--dist loadscope``, which `make test-long` asks for."""
+    return _RayTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)

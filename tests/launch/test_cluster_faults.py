@@ -20,7 +20,7 @@ from unisono.runs.directory import RunDirectory
 
 Start = Callable[..., Command]
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 EVERY_WAY = CONTENDERS | {
     "allreduce": ["allreduce"],

@@ -22,7 +22,7 @@ from unisono.learner.checkpoint_files import DamagedError, check
 
 Start = Callable[..., Command]
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 SMALL = [
     "--set", "minibatch=64", "--set", "network.hidden=[64]", "--set", "threads=1",
