@@ -25,7 +25,7 @@ def pytest_configure() -> None:
 
 
 class _RayTogether(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests are handed out singly, but for those on Ray: a machine has room for one such cluster."""
+    """Hands tests out singly, but for those on Ray: a machine has room for one such cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "ray" if "/test_cluster_" in nodeid else nodeid
