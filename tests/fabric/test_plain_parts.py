@@ -81,8 +81,8 @@ def test_views_follow_from_changes(old: list[Member], source: Any, new: list[Mem
 
 
 def test_equal_views_are_shared_and_no_others() -> None:
-    one, same = (View(5, (Member(learner(1), "of this test"),)) for _ in range(2))
-    other = View(5, (Member(learner(1), "there"),))
+    one, same = (View(987, (Member(learner(1), "here"),)) for _ in range(2))
+    other = View(987, (Member(learner(1), "there"),))
     assert one.shared() is one and same.shared() is one and other.shared() is other
 
 

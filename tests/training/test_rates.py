@@ -32,7 +32,7 @@ from unisono.training.rates import make_schedule, rate_factor
         (["learners=4", "rate.scaled=false"], 1.0),
         (["learners=4", "optimizer=adamw"], 4.0),
         (["learners=1", "strategy.name=averaging"], 1.0),
-        (["learners=4", "strategy.name=server"], 7.0),
+        (["learners=4", "strategy.name=server"], 4.0),
         (["learners=4", "strategy.name=averaged-server"], 7.0),
         (["learners=4", "strategy.name=server", "optimizer=sgd"], 4.0),
         (["learners=1", "strategy.name=server"], 1.0),
