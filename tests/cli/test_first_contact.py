@@ -363,6 +363,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert is_one_line(error, "interrupted", "unisono train --resume --out run"), error
 
 
+@pytest.mark.long
 def test_an_interrupted_script_says_how_to_go_on(
     start: Callable[..., Started], script: Script, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from unisono.data import Part, Prep
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize("way", ["static", "dynamic", "server", later("gossip")])
+@pytest.mark.parametrize("way", ["dynamic", later("static"), later("server"), later("gossip")])
 def test_the_rest_go_on_when_a_learner_is_killed(
     start: Start, prep: Path, tmp_path: Path, way: str
 ) -> None:
@@ -66,7 +66,9 @@ def test_the_coordinator_comes_back(start: Start, prep: Path, tmp_path: Path, wa
     assert command.output().count("coordinator killed by SIGKILL; started again") == 2
 
 
-@pytest.mark.parametrize("way", ["static", later("dynamic"), later("gossip"), later("server")])
+@pytest.mark.parametrize(
+    "way", [later("static"), later("dynamic"), later("gossip"), later("server")]
+)
 def test_a_stopped_learner_is_refused_and_rejoins(
     start: Start, prep: Path, tmp_path: Path, way: str
 ) -> None:
@@ -101,7 +103,7 @@ with unisono.Learner(model, optimizer, sys.argv[1]) as learner:
 """
 
 
-@pytest.mark.parametrize("strategy", ["averaging", later("allreduce")])
+@pytest.mark.parametrize("strategy", [later("averaging"), later("allreduce")])
 def test_an_exception_ends_the_run_everywhere(start: Start, tmp_path: Path, strategy: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -99,6 +99,7 @@ def is_one_run(folder: Path, strategy: str, learners: int) -> bool:
     return steps == 90 and is_leader == 1 and same and found[0]["learners"] == learners
 
 
+@pytest.mark.long
 def test_torchrun_makes_one_run_of_a_script(script: Path, tmp_path: Path) -> None:
     """Two solo copies made 90 steps each; and a script may train twice."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
@@ -122,7 +123,7 @@ def mpirun(kind: str, learners: int, **more: str) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("kind", MPI)
+@pytest.mark.parametrize("kind", ["open-mpi", pytest.param("mpich", marks=pytest.mark.long)])
 def test_mpirun_with_a_meeting_place_makes_one_run(kind: str, script: Path, tmp_path: Path) -> None:
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ended = run_all([script, tmp_path, "averaging"], mpirun(kind, 2, **given))
@@ -130,6 +131,7 @@ def test_mpirun_with_a_meeting_place_makes_one_run(kind: str, script: Path, tmp_
     assert is_one_run(tmp_path, "averaging", 2)
 
 
+@pytest.mark.long
 def test_mpirun_without_one_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
     ended = run_all([script, tmp_path, "averaging"], mpirun("open-mpi", 2))
     assert all(status != 0 for status, _ in ended)

@@ -52,7 +52,9 @@ with unisono.Learner(model, optimizer, strategies[name], log=log) as learner:
 """
 
 
-@pytest.mark.parametrize("way", ["static", later("dynamic"), later("server"), later("gossip")])
+@pytest.mark.parametrize(
+    "way", [later("static"), later("dynamic"), later("server"), later("gossip")]
+)
 def test_learners_that_die_are_replaced(start: Start, tmp_path: Path, way: str) -> None:
     """The newcomer trains, its death is made good, too, and every minibatch counts once."""
     script, logs = tmp_path / "script.py", tmp_path / "logs"
@@ -75,6 +77,7 @@ def test_learners_that_die_are_replaced(start: Start, tmp_path: Path, way: str) 
     assert command.output().count("was lost") == 2 and "Traceback" not in command.output()
 
 
+@pytest.mark.long
 def test_nobody_is_replaced_when_nobody_is_left(start: Start, prep: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = start_training(start, prep, out, "static", "--epochs", "40")
@@ -191,6 +194,7 @@ def limited(limit: str, *arguments: object, cwd: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.long
 def test_checkpoints_that_cannot_be_written_do_not_end_a_run(prep: Path, tmp_path: Path) -> None:
     """Files may have 64 kB here, and the model has more: only the end cannot be kept."""
     words = ["train", prep, "--out", "run", "--epochs", "2", "--set", "network.hidden=[128]"]
@@ -207,6 +211,7 @@ def test_checkpoints_that_cannot_be_written_do_not_end_a_run(prep: Path, tmp_pat
     ]
 
 
+@pytest.mark.long
 def test_shared_memory_that_cannot_be_made_is_told_in_one_line(prep: Path, tmp_path: Path) -> None:
     words = ["train", prep, "--out", "run", "--learners", "2", "--set", "network.hidden=[128]"]
     words += ["--set", "strategy.sharding=static"]

@@ -50,7 +50,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("context", "strategy"),
     [
-        ("fork", "static"),
+        pytest.param("fork", "static", marks=pytest.mark.long),
         pytest.param("fork", "dynamic", marks=pytest.mark.long),
         pytest.param("forkserver", "allreduce", marks=pytest.mark.long),
     ],

@@ -53,7 +53,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Kept.__module__])
 
 
-@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize("learners", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_tracker_of_another_package_is_told_the_figures(
     known: None, prep: Path, tmp_path: Path, learners: int
 ) -> None:

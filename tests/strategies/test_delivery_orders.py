@@ -114,12 +114,12 @@ def walk(name: str, learners: int, length: int, step: int, shift: int = 0) -> in
         ("gossip", 2, 4, 2, 450),
         ("adpsgd", 2, 4, 2, 450),
         ("delay", 2, 4, 2, 250),
-        ("allreduce", 3, 2, 3, 250),
-        ("static", 3, 2, 3, 250),
-        ("dynamic", 3, 2, 6, 200),
-        ("gossip", 3, 2, 6, 200),
-        ("adpsgd", 3, 2, 6, 200),
-        ("delay", 3, 2, 3, 250),
+        pytest.param("allreduce", 3, 2, 3, 250, marks=pytest.mark.long),
+        pytest.param("static", 3, 2, 3, 250, marks=pytest.mark.long),
+        pytest.param("dynamic", 3, 2, 6, 200, marks=pytest.mark.long),
+        pytest.param("gossip", 3, 2, 6, 200, marks=pytest.mark.long),
+        pytest.param("adpsgd", 3, 2, 6, 200, marks=pytest.mark.long),
+        pytest.param("delay", 3, 2, 3, 250, marks=pytest.mark.long),
     ],
 )
 def test_every_order_of_a_few_deliveries(

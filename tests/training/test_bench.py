@@ -13,6 +13,7 @@ from unisono.training.bench import Bench, measure_ceiling
 SMALL = ["threads=1", "network.hidden=[16]", "network.context=0"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(290)
 def test_a_way_that_diverges_is_a_row_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = ["bare", "independent", "solo", "allreduce", "averaging-static", "ddp"]

@@ -285,6 +285,7 @@ def test_two_at_once_are_refused(small: Path, tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_killed_comparison_leaves_no_process_and_goes_on(
     start: Start, small: Path, tmp_path: Path

@@ -31,7 +31,13 @@ STATES = 30
 UNIFORM = -math.log(STATES)
 SMALL = ["network.hidden=[16]", "threads=1", "minibatch=64", "optimizer=sgd", "epochs=2"]
 EXPLODES = ["rate.start=1e4", "rate.max_change=0"]
-STRATEGIES = ["solo", "averaging", later("gossip-random"), later("server"), later("allreduce")]
+STRATEGIES = [
+    "solo",
+    later("averaging"),
+    later("gossip-random"),
+    later("server"),
+    later("allreduce"),
+]
 
 
 def config(prep: Path, *sets: str) -> Config:
