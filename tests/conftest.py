@@ -24,7 +24,7 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("unisono")
 
 
-class _RayTogether(LoadScopeScheduling):  # type: ignore[misc]
+class _RayTogether(LoadScopeScheduling):
     """Hands tests out singly, but for those on Ray: a machine has room for one such cluster."""
 
     def _split_scope(self, nodeid: str) -> str:

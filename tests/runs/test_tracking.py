@@ -27,7 +27,8 @@ class Kept:
     made: ClassVar[list[Kept]] = []
 
     def __init__(self, run: RunDirectory) -> None:
-        self.run, self.figures, self.closed = run, [], False  # type: ignore[var-annotated]
+        self.run, self.closed = run, False
+        self.figures: list[tuple[str, float, int]] = []
         Kept.made.append(self)
 
     def scalar(self, name: str, value: float, step: int) -> None:

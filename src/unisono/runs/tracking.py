@@ -86,7 +86,7 @@ class Tracking:
         """One event of the run."""
         for name, value in self._figures(event):
             if value is not None:
-                self._try(lambda n=name, v=value: self._tell(n, v, event["global_examples"]))  # type: ignore[misc]
+                self._try(self._tell, name, value, event["global_examples"])
 
     def close(self) -> None:
         """No more events come."""
@@ -98,11 +98,11 @@ class Tracking:
             self._tracker = self._factory(self._run)
         self._tracker.scalar(name, value, step)
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _try(self, action: Callable[..., None], *arguments: object) -> None:
         if self._failed:
             return
         try:
-            action()
+            action(*arguments)
         except Exception as error:  # a service that is away must not end a training
             self._failed = True
             self._say(f"unisono: tracking has failed, and the run goes on without: {error}")

@@ -23,10 +23,10 @@ from unisono.training.plan_file import planned
 from unisono.training.simulation_plan import HOSTS, Simulation
 from unisono.training.timelines import write_timelines
 
-PLAN_STRATEGIES = "averaging,averaging:sharding=static,gossip-random,server,delay-by-one,allreduce"
-
 STATIC = "averaging:sharding=static"
 """Shown beside what is recommended: there everybody waits for each round."""
+PLAN_STRATEGIES = f"averaging,{STATIC},gossip-random,server,delay-by-one,allreduce"
+
 PACED = ("averaging", "gossip-random", "gossip-fixed")
 """Strategies whose option ``every`` is chosen; the others keep the pace of their defaults."""
 ROUNDS = 6

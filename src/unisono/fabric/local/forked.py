@@ -69,9 +69,11 @@ def run_forked(
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # also where a reader is gone: nothing may unwind into this process' code
+            os._exit(status)
 
 
 def name_process(name: str) -> None:
