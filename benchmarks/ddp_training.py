@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.config import load
 from unisono.data import Part
+from unisono.fabric.local.background import now, process_start
 from unisono.models import build
 from unisono.runs.directory import write_atomically
 from unisono.training.builders import open_data, shape_of, source_of
@@ -55,7 +55,7 @@ def main() -> None:
     shared = DistributedDataParallel(model)
     step, steps = 0, len(train) // (config.minibatch * dist.get_world_size())
     total, between = config.epochs * steps, max(1, steps // TIMES_AN_EPOCH)
-    found: dict[str, Any] = {"points": [], "start_up_s": since_start(), "accuracy": None}
+    found: dict[str, Any] = {"points": [], "start_up_s": now() - process_start(), "accuracy": None}
     if dist.get_rank() == 0:
         write_atomically(options.out, json.dumps(found).encode())
     dist.barrier()
@@ -91,13 +91,6 @@ def minibatches(examples: int, size: int, epochs: int, seed: int) -> Iterator[np
         order = np.random.default_rng((seed, epoch)).permutation(examples)
         for start in range(0, examples - world * size + 1, world * size):
             yield order[start + rank * size : start + (rank + 1) * size]
-
-
-def since_start() -> float:
-    """Seconds since this process was started."""
-    started = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    up = float(Path("/proc/uptime").read_text().split()[0])
-    return up - started / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
