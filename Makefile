@@ -9,7 +9,8 @@ WITH_DOCS := $(VENV)/.with-docs
 # Tests at a time; JOBS=0: in one process. Quick tests are handed out by the file, since files share
 # what they set up; long ones singly, since one file holds an hour of them, but those on Ray together.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-IN_PARALLEL := -n $(JOBS) --maxprocesses 8
+# A process that a test has ended is replaced once, so that a test that always hangs ends the run.
+IN_PARALLEL := -n $(JOBS) --maxprocesses 8 --max-worker-restart 1
 
 .PHONY: demo test test-long lint types docs bench clean
 

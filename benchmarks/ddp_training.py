@@ -28,6 +28,7 @@ from unisono.data import Part
 from unisono.fabric.local.background import now, process_start
 from unisono.models import build
 from unisono.runs.directory import write_atomically
+from unisono.training.bench_worker import end_process
 from unisono.training.builders import open_data, shape_of, source_of
 from unisono.training.rates import make_schedule
 from unisono.training.validation import score
@@ -81,7 +82,7 @@ def main() -> None:
             write_atomically(options.out, json.dumps(found).encode())
         dist.barrier()
         began = time.monotonic()
-    dist.destroy_process_group()
+    end_process()
 
 
 def minibatches(examples: int, size: int, epochs: int, seed: int) -> Iterator[np.ndarray]:

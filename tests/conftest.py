@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,13 @@ from xdist.scheduler import LoadScopeScheduling
 from support.commands import Command
 from unisono.data import synthesise
 
+_STDERR = pytest.StashKey[int]()
+"""The descriptor for stacks; a test that runs has another one captured."""
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """The models of tests are small: threads of a busy machine would wait for each other."""
+    config.stash[_STDERR] = os.dup(sys.stderr.fileno())
     torch.set_num_threads(1)
     hypothesis.settings.register_profile("unisono", deadline=None)  # a busy machine is no error
     hypothesis.settings.load_profile("unisono")
@@ -35,6 +41,25 @@ class _RayTogether(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For ``--dist loadscope``, which `make test-long` asks for."""
     return _RayTogether(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+_GRACE_S = 60.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """A test that goes on after its time limit, in a clean-up that waits, ends its process.
+
+    It prints the stacks of all threads; pytest-xdist names the test, and starts another process.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    stderr = item.config.stash[_STDERR]
+    faulthandler.dump_traceback_later(limit + _GRACE_S, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

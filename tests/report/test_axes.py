@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unisono.report.axes import Quantity, duration, make_axis, short
@@ -20,6 +20,7 @@ def value_of(label: str, quantity: Quantity, title: str) -> float:
     return float(number) * scale
 
 
+@example([5e-324], Quantity.NUMBER, 15.0)
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
     st.sampled_from([Quantity.NUMBER, Quantity.COUNT]),

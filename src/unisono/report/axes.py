@@ -31,6 +31,10 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
 
+_LEAST = 1e-30
+"""What is below is drawn as 0: powers of ten end before floats do."""
+
+
 def make_axis(
     title: str,
     values: Iterable[float],
@@ -50,7 +54,7 @@ def make_axis(
         snug: end at the greatest value.
         most: about how many ticks.
     """
-    seen = list(values) or [0.0, 1.0]
+    seen = [0.0 if abs(value) < _LEAST else value for value in values] or [0.0, 1.0]
     low, high = (0.0 if zero else min(seen)), max(seen)
     if high <= low:
         room = abs(low) * 0.1 or 1.0

@@ -45,6 +45,24 @@ def test_a_stopped_reactor_refuses_commands() -> None:
     assert not reactor.run(lambda: None)
 
 
+def test_a_command_that_meets_the_stop_is_run_or_refused() -> None:
+    """Nobody waits for a command that was accepted when the thread was already over."""
+
+    def use(reactor: Reactor) -> None:
+        while reactor.run(lambda: None):
+            pass
+
+    for _ in range(300):
+        reactor = Reactor(lambda error: None)
+        users = [threading.Thread(target=use, args=(reactor,), daemon=True) for _ in range(3)]
+        for user in users:
+            user.start()
+        reactor.stop()
+        for user in users:
+            user.join(20.0)
+        assert not any(user.is_alive() for user in users)
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.1])
 def test_timers_fire_in_their_order(pause: float) -> None:
     """Also when the thread was held up, and all are due at once."""

@@ -66,6 +66,22 @@ def test_a_message_takes_latency_and_bytes_over_bandwidth() -> None:
     world.run()
 
 
+def test_an_interruption_of_any_activity_ends_the_simulation() -> None:
+    """Ctrl-C comes wherever it computes, also where a node's bugs are its own affair."""
+    world = World()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def wait(node: SimulatedNode) -> None:
+        node.spawn("beside", interrupted)
+        node.receive("never")
+
+    world.play(A, wait)
+    with pytest.raises(KeyboardInterrupt):
+        world.run()
+
+
 def test_computing_takes_its_cost_times_the_slowness_and_may_be_skipped() -> None:
     for numerics in (True, False):
         kernel = Kernel(numerics=numerics)

@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +111,8 @@ class ChildProcesses:
 
         both = {**os.environ, **environment}
         process: subprocess.Popen[bytes] | Fork
-        if fork and output is None and threading.active_count() == 1:
+        # Not ``threading.active_count``: other modules have threads that it does not count.
+        if fork and output is None and len(sys._current_frames()) == 1:
             process = run_forked(command[2], command[3:], environment, bind)
         elif output is None:
             process = subprocess.Popen(list(command), env=both, preexec_fn=bind)

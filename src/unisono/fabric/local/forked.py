@@ -48,12 +48,16 @@ def run_forked(
     sys.stderr.flush()
     # A signal to the child waits until the handlers of this process are gone there.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    with warnings.catch_warnings():
-        # Python 3.12 counts the threads of numpy's OpenBLAS, which is made for forks.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid = -1
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 counts the threads of numpy's OpenBLAS, which is made for forks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    finally:
+        if pid:  # also where there is no process to be had
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Fork(pid)
     status = 1
     try:

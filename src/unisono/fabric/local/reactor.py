@@ -34,6 +34,7 @@ class Reactor:
         self._open = threading.Lock()
         self._stopping = False
         self.stopped = False
+        """Whether commands are refused; those that were accepted are run."""
         self._thread = threading.Thread(target=self._run, name="unisono-io", daemon=True)
         self._thread.start()
         _living.add(self)
@@ -90,11 +91,6 @@ class Reactor:
         """Ends the thread after the commands that were given before; later ones are refused."""
         self.call(self._stop)
         self._thread.join()
-        with self._open:
-            if not self.stopped:
-                self.stopped = True
-                self._selector.close()
-                os.close(self._wake)
 
     def abandon(self) -> None:
         """In a forked child: the sockets are the parent's, and end when the parent ends them."""
@@ -109,7 +105,7 @@ class Reactor:
         self._stopping = True
 
     def _run(self) -> None:
-        while not self._stopping or self._commands:
+        while not self._has_stopped():
             for key, mask in self._selector.select(self._patience()):
                 if key.data is None:
                     os.eventfd_read(self._wake)
@@ -122,6 +118,15 @@ class Reactor:
             self._run_timers()
             while self._commands:
                 self._try(self._commands.popleft())
+
+    def _has_stopped(self) -> bool:
+        """Stops if it was told to and all commands are run; no command can come in between."""
+        with self._open:
+            if self._stopping and not self._commands:
+                self.stopped = True
+                self._selector.close()
+                os.close(self._wake)
+            return self.stopped
 
     def _try(self, callback: Callable[[], None]) -> None:
         try:

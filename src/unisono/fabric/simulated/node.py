@@ -190,7 +190,7 @@ class SimulatedNode:
                 activity()
             except (Cancelled, greenlet.GreenletExit):
                 return
-            except BaseException as error:
+            except Exception as error:  # the rest, as Ctrl-C, ends the simulation
                 self.cancel(error)
 
         self.kernel.start(self, name, run)
