@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,7 +23,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from unisono.errors import UserError
 from unisono.learner.placement import Placement
 from unisono.learner.planner import Minibatch
-from unisono.learner.positions import Positions
+from unisono.learner.positions import DataOrder, Positions
+from unisono.learner.sampled_positions import SampledPositions, check_undivided
+from unisono.learner.streams import Grouped, StreamedBatches, StreamPositions
 from unisono.learner.workers import Workers, WorkerSettings
 from unisono.text import counted
 
@@ -33,31 +35,36 @@ _log = logging.getLogger(__name__)
 class Batches(Protocol):
     """Data that gives whole minibatches."""
 
-    def __len__(self) -> int:
-        """How many examples there are."""
-        ...
-
-    def batch(self, indices: NDArray[np.int64]) -> Any:
-        """The examples of these numbers."""
+    def batch(self, indices: Any) -> Any:
+        """The minibatch of these examples."""
         ...
 
 
-class MapStyleBatches:
-    """A map-style dataset with its collate function, as ``Batches``."""
+class DatasetBatches:
+    """The examples of a map-style dataset, put together by a collate function."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset = dataset
         self._collate = collate
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def batch(self, indices: NDArray[np.int64]) -> Any:
+    def batch(self, indices: Any) -> Any:
         """Fetches one example after the other, or all at once where the dataset can."""
-        wanted = indices.tolist()
+        wanted = indices.tolist() if isinstance(indices, np.ndarray) else indices
         if hasattr(self._dataset, "__getitems__"):
             return self._collate(self._dataset.__getitems__(wanted))
         return self._collate([self._dataset[i] for i in wanted])
+
+
+class BatchedDataset:
+    """A dataset that gives whole minibatches, as a DataLoader with ``batch_size=None`` has it."""
+
+    def __init__(self, dataset: Any, convert: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._convert = convert
+
+    def batch(self, indices: Any) -> Any:
+        """What the dataset has for what the sampler gave."""
+        return self._convert(self._dataset[indices])
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,8 @@ class DataSource:
     """The user's data, and how it is to be cut and fetched."""
 
     batches: Batches
-    batch_size: int
-    drop_last: bool = False
+    order: Callable[[int, int], DataOrder]
+    """What is at each position, for so many epochs and a seed."""
     shuffle: bool = True
     pin: bool = False
     """Whether minibatches are copied to pinned memory, for a GPU."""
@@ -74,37 +81,18 @@ class DataSource:
     """Workers that fetch; None: the learner's own process does."""
 
 
-class BatchMaker:
-    """Makes the data of a position; it can travel to a worker."""
-
-    def __init__(self, batches: Batches, positions: Positions) -> None:
-        self._batches = batches
-        self._positions = positions
-
-    def __call__(self, position: int) -> Any:
-        """The minibatch."""
-        return self._batches.batch(self._positions.indices(position))
-
-
 class DataFeed:
     """The data of minibatches, fetched here or by workers that are asked ``window`` ahead."""
 
     def __init__(self, source: DataSource, epochs: int, seed: int) -> None:
-        self.positions = Positions(
-            len(source.batches),
-            source.batch_size,
-            epochs,
-            seed,
-            drop_last=source.drop_last,
-            shuffle=source.shuffle,
-        )
+        self.positions = source.order(epochs, seed)
         self.fingerprint: str = getattr(source.batches, "fingerprint", "")
         """Of the data, where it has one."""
-        self._make = BatchMaker(source.batches, self.positions)
+        self._batches = source.batches
         self._pin = source.pin and torch.cuda.is_available()
         self._workers: Workers | None = None
         if source.crew is not None:
-            self._workers = Workers(source.crew, self._make, seed)
+            self._workers = Workers(source.crew, source.batches.batch, seed)
 
     @property
     def window(self) -> int:
@@ -114,12 +102,15 @@ class DataFeed:
     def announce(self, minibatch: Minibatch) -> None:
         """This one will be loaded soon, after those that were announced before."""
         if self._workers is not None:
-            self._workers.ask(minibatch.position)
+            position = minibatch.position
+            self._workers.ask(position, self.positions.indices(position))
 
     def load(self, minibatch: Minibatch) -> Any:
         """The data of a minibatch that was announced."""
-        workers = self._workers
-        data = self._make(minibatch.position) if workers is None else workers.take()
+        if self._workers is None:
+            data = self._batches.batch(self.positions.indices(minibatch.position))
+        else:
+            data = self._workers.take()
         return pin_memory(data) if self._pin else data  # type: ignore[no-untyped-call]
 
     def count(self, minibatch: Minibatch) -> int:
@@ -141,6 +132,8 @@ class DataFeed:
         if self._workers is not None:
             self._workers.join()
             self._workers = None
+        if isinstance(self._batches, StreamedBatches):
+            self._batches.close()
 
 
 def make_feed(source: DataSource, epochs: int, seed: int, placement: Placement) -> DataFeed:
@@ -167,34 +160,59 @@ def make_feed(source: DataSource, epochs: int, seed: int, placement: Placement) 
     return feed
 
 
-def as_source(data: Any, batch_size: int | None) -> DataSource:
+def as_source(data: Any, batch_size: int | None, minibatches: int | None = None) -> DataSource:
     """What the user gave to ``draw``; what cannot be divided among learners is refused."""
-    if isinstance(data, IterableDataset) or (
-        isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
-    ):
-        raise UserError(
-            "iterable datasets cannot be divided among learners: "
-            "give draw() a map-style dataset (with __len__ and __getitem__)"
-        )
-    if isinstance(data, DataLoader):
-        return _from_loader(data, batch_size)
+    loader = data if isinstance(data, DataLoader) else None
+    if _is_stream(data if loader is None else loader.dataset):
+        return _from_stream(data, batch_size, minibatches)
+    if minibatches is not None:
+        raise UserError("minibatches is for data without a length; this has one")
+    if loader is not None:
+        return _from_loader(loader, batch_size)
     if not hasattr(data, "__len__"):
-        raise UserError(f"draw() takes a DataLoader or a dataset, not {type(data).__name__}")
+        raise UserError(
+            f"draw() takes a DataLoader, a dataset or an iterable, not {type(data).__name__}"
+        )
     if batch_size is None:
         raise UserError("draw() needs batch_size with a dataset")
-    if hasattr(data, "batch"):
-        return DataSource(data, batch_size)
-    return DataSource(MapStyleBatches(data, default_collate), batch_size)
+    order = partial(Positions, len(data), batch_size)
+    return DataSource(
+        data if hasattr(data, "batch") else DatasetBatches(data, default_collate), order
+    )
+
+
+def _is_stream(data: Any) -> bool:
+    """Whether it can only be gone through, each time from its beginning."""
+    if isinstance(data, Iterator):
+        raise UserError(
+            f"draw() was given an iterator ({type(data).__name__}), which can be gone through "
+            "once: give it what iter() makes one of, for each epoch and each learner"
+        )
+    return isinstance(data, IterableDataset) or (
+        hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+    )
+
+
+def _from_stream(data: Any, batch_size: int | None, minibatches: int | None) -> DataSource:
+    loader = data if isinstance(data, DataLoader) else None
+    size = batch_size or (None if loader is None else loader.batch_size)
+    if size is None:
+        raise UserError("draw() needs batch_size, the examples of a minibatch, with this data")
+    stream = Grouped(data, size, default_collate) if loader is None else data
+    if minibatches is None:
+        try:
+            minibatches = len(data) if loader is not None else -(-len(data) // size)
+        except TypeError:
+            raise UserError(
+                "the data has no length: tell draw() how many minibatches an epoch has, "
+                "minibatches=N"
+            ) from None
+    order = partial(StreamPositions, minibatches, size)
+    # A DataLoader of a stream has its workers, and pins, by itself.
+    return DataSource(StreamedBatches(stream), order)
 
 
 def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> DataSource:
-    batches = loader.batch_sampler
-    if type(batches) is not BatchSampler or not _is_usual(batches.sampler):
-        raise UserError(
-            "the order of the data is the pool's: give draw() a DataLoader without a sampler of "
-            "its own (shuffle=True or False), or the dataset"
-        )
-    shuffle = type(batches.sampler) is RandomSampler
     assert loader.collate_fn is not None
     crew = None
     if loader.num_workers > 0:
@@ -206,11 +224,27 @@ def _from_loader(loader: DataLoader[Any], batch_size: int | None) -> DataSource:
             init=loader.worker_init_fn,
             timeout=loader.timeout,
         )
+    sampler = loader.batch_sampler
+    if type(sampler) is BatchSampler and _is_usual(sampler.sampler):
+        return DataSource(
+            DatasetBatches(loader.dataset, loader.collate_fn),
+            partial(
+                Positions,
+                len(loader.dataset),  # type: ignore[arg-type]
+                batch_size or sampler.batch_size,
+                drop_last=sampler.drop_last,
+                shuffle=type(sampler.sampler) is RandomSampler,
+            ),
+            shuffle=type(sampler.sampler) is RandomSampler,
+            pin=loader.pin_memory,
+            crew=crew,
+        )
+    chosen: Any = loader.sampler if sampler is None else sampler
+    check_undivided(chosen)
+    fetch = BatchedDataset if sampler is None else DatasetBatches
     return DataSource(
-        batches=MapStyleBatches(loader.dataset, loader.collate_fn),
-        batch_size=batch_size or batches.batch_size,
-        drop_last=batches.drop_last,
-        shuffle=shuffle,
+        fetch(loader.dataset, loader.collate_fn),
+        lambda epochs, seed: SampledPositions(chosen, epochs, seed, batch_size),
         pin=loader.pin_memory,
         crew=crew,
     )

@@ -143,12 +143,19 @@ class Learner:
             raise reason from reason.__cause__
 
     def draw(
-        self, source: Any, epochs: int | None = None, batch_size: int | None = None
+        self,
+        source: Any,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        *,
+        minibatches: int | None = None,
     ) -> Iterator[Any]:
-        """Minibatches of a DataLoader or a map-style dataset, until all epochs are trained.
+        """Minibatches of a DataLoader, a dataset or an iterable, until all epochs are trained.
 
         Each minibatch goes to one learner. The order is the same for every number of learners:
-        shuffled anew each epoch, or, for a DataLoader with ``shuffle=False``, the dataset's. What a
+        shuffled anew each epoch; for a DataLoader with ``shuffle=False``, the dataset's; for one
+        with a sampler, the sampler's. An iterable is read by every learner from its beginning, and
+        must come in the same order each time (``docs/howto/iterable_data.md``). What a
         dataset draws at random in a DataLoader's workers depends on seed and position alone.
         Without workers it draws from the generators of this process, as your model does: then only
         ``prefetch=0`` keeps a run repeatable.
@@ -168,9 +175,11 @@ class Learner:
         others; ``is_leader`` is then true on the last to leave.
 
         Args:
-            source: a DataLoader, or a dataset with ``__len__`` and ``__getitem__``.
+            source: a DataLoader, a dataset with ``__len__`` and ``__getitem__``, or an iterable
+                of examples.
             epochs: passes over the data, by default 1; not with ``epochs`` of the learner.
-            batch_size: examples a minibatch, for a dataset.
+            batch_size: examples a minibatch, for what is no DataLoader.
+            minibatches: how many an epoch has, for an iterable without a length.
         """
         if not self._inside:
             raise UserError("use the learner in a with statement: with unisono.Learner(...) as l")
@@ -179,7 +188,10 @@ class Learner:
             self._storage.check_device()
             # First the workers: forked now, they inherit no connection of the run.
             feed = self._feed = make_feed(
-                as_source(source, batch_size), all_epochs, self._seed, self._placement
+                as_source(source, batch_size, minibatches),
+                all_epochs,
+                self._seed,
+                self._placement,
             )
             self._stream = Stream(self._minibatches(feed), feed.positions.epoch, self._advance)
         return Draw(self._stream.take(epoch))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,8 +14,47 @@ _BLOCK = 64
 """Minibatches whose examples are looked up at a time."""
 
 
+class DataOrder(Protocol):
+    """What is at each position of a run."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a minibatch, or their mean."""
+        ...
+
+    @property
+    def per_epoch(self) -> int:
+        """Minibatches an epoch, or their mean."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """Minibatches of all epochs."""
+        ...
+
+    def describe(self) -> str:
+        """What must be the same for a position to hold the same examples."""
+        ...
+
+    def epoch(self, position: int) -> int:
+        """The epoch of a position."""
+        ...
+
+    def count(self, position: int) -> int:
+        """How many examples a position holds."""
+        ...
+
+    def examples_before(self, position: int) -> int:
+        """Examples of all positions before this one."""
+        ...
+
+    def indices(self, position: int) -> Any:
+        """What the data is asked for to get the minibatch of a position."""
+        ...
+
+
 class Positions:
-    """The positions of a run, as examples.
+    """The positions of a run on a dataset, as examples.
 
     Position p is minibatch ``p mod M`` of epoch ``p div M``, with M minibatches an epoch. The
     examples of an epoch are in a keyed order of the whole corpus, or, without ``shuffle``, in that

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from unisono.errors import UserError
 from unisono.learner.planner import Minibatch
-from unisono.learner.positions import Positions
+from unisono.learner.positions import DataOrder
 
 
 class Progress:
     """The current minibatch, how far the run is, and which multiples of examples were passed."""
 
-    def __init__(self, positions: Positions, reached: int = 0) -> None:
+    def __init__(self, positions: DataOrder, reached: int = 0) -> None:
         self.current: Minibatch | None = None
         self._positions = positions
         self._reached = reached

@@ -54,13 +54,13 @@ class _Worker:
 
 
 class Workers:
-    """Running workers. ``make`` makes the data of a position; it must be picklable unless forked.
+    """Running workers. ``make`` makes what it is asked for; it must be picklable unless forked.
 
     What a dataset draws at random is a function of seed and position: before each minibatch a
     worker seeds the generators of torch, numpy and Python with both.
     """
 
-    def __init__(self, crew: WorkerSettings, make: Callable[[int], Any], seed: int) -> None:
+    def __init__(self, crew: WorkerSettings, make: Callable[[Any], Any], seed: int) -> None:
         self.window = crew.count * crew.prefetch_factor
         """Minibatches to ask for ahead."""
         self._timeout = crew.timeout
@@ -92,12 +92,12 @@ class Workers:
         """Process numbers."""
         return [worker.process.pid for worker in self._workers]
 
-    def ask(self, position: int) -> None:
-        """Lets the next worker make a position; never waits."""
+    def ask(self, position: int, indices: Any) -> None:
+        """Lets the next worker make the data of a position; never waits."""
         worker = self._workers[self._turn]
         self._turn = (self._turn + 1) % len(self._workers)
         try:
-            worker.pipe.send(position)
+            worker.pipe.send((position, indices))
         except OSError:
             raise self._death_of(worker) from None
         self._asked.append(worker)
@@ -165,7 +165,7 @@ class Workers:
 
 
 def _work(
-    make: Callable[[int], Any],
+    make: Callable[[Any], Any],
     seed: int,
     info: Any,
     init: Callable[[int], None] | None,
@@ -188,22 +188,23 @@ def _work(
         trouble = _trouble(info)
     while True:
         try:
-            position = pipe.recv()
+            asked = pipe.recv()
         except (EOFError, OSError):
             return
-        if position is None:
+        if asked is None:
             return
-        data = trouble or _made(make, seed, position, info)
+        data = trouble or _made(make, seed, asked, info)
         try:
             _answer(pipe, data, info)
         except OSError:
             return
 
 
-def _made(make: Callable[[int], Any], seed: int, position: int, info: Any) -> Any:
+def _made(make: Callable[[Any], Any], seed: int, asked: tuple[int, Any], info: Any) -> Any:
+    position, indices = asked
     try:
         _seed(seed, position)
-        return make(position)
+        return make(indices)
     except Exception:
         return _trouble(info)
 
