@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WITH_RAY := $(VENV)/.with-ray
-WITH_BROWSER := $(VENV)/.with-browser
+FOR_LONG := $(VENV)/.for-long
 WITH_DOCS := $(VENV)/.with-docs
 # Tests at a time; JOBS=0: in one process. Quick tests are handed out by the file, since files share
 # what they set up; long ones singly, since one file holds an hour of them, but those on Ray together.
@@ -20,7 +19,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadfile
 
-test-long: $(READY) $(WITH_RAY) $(WITH_BROWSER)
+test-long: $(READY) $(FOR_LONG)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadscope -m long
 
 lint: $(READY)
@@ -44,16 +43,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $(READY)
 
-# 360 MB that only the long tests need; without them the tests of clusters are skipped.
-$(WITH_RAY): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster]'
-	@touch $(WITH_RAY)
-
-# 165 MB that only the long test of the live page needs, with a chromium on the PATH; without them
-# it is skipped.
-$(WITH_BROWSER): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	@touch $(WITH_BROWSER)
+# 800 MB that only the long tests need: Ray, a driver for the chromium on the PATH, and libraries of
+# data. Without them their tests are skipped.
+$(FOR_LONG): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster,browser,lhotse,huggingface]'
+	@touch $(FOR_LONG)
 
 # What only the documentation needs.
 $(WITH_DOCS): $(READY)

@@ -52,6 +52,38 @@ with unisono.Learner(model, optimizer, strategies[name], log=log) as learner:
 """
 
 
+LATE_SCRIPT = """
+import os, signal, sys, time, torch, unisono
+from torch.utils.data import TensorDataset
+folder, number = sys.argv[1], os.environ["UNISONO_LEARNER"]
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+if number == "2":
+    open(f"{folder}/there", "w").close()
+    wait_for(os.environ["UNISONO_DIRECTORY"] + "/outcome.json")
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long))
+with unisono.Learner(model, optimizer, unisono.GossipRandom(every=32)) as learner:
+    for x, y in learner.draw(data, batch_size=8):
+        learner.step(torch.nn.functional.cross_entropy(model(x), y))
+        if number == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for(f"{folder}/there")
+"""
+
+
+def test_a_replacement_that_comes_too_late_is_no_failure(start: Start, tmp_path: Path) -> None:
+    """It starts while the others train, and would join when the coordinator is gone."""
+    script = tmp_path / "script.py"
+    script.write_text(LATE_SCRIPT)
+    command = start("launch", "--learners", 2, script, tmp_path)
+    assert command.wait() == 0, command.output()
+    assert "learner 2 replaces it" in command.output()
+    assert "learner 2 came too late: the run was over" in command.output()
+
+
 @pytest.mark.parametrize(
     "way", [later("static"), later("dynamic"), later("server"), later("gossip")]
 )

@@ -60,6 +60,7 @@ def outcome_of(state: State) -> dict[str, Any]:
         "rounds": state.sync_rounds.resolved,
         "lost": [str(address) for address in state.lost],
         "joined": state.joined,
+        "learners": sorted({address.number for address in state.endpoints}),
         "failure": None if state.failure is None else to_plain(state.failure),
     }
 

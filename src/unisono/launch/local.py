@@ -143,8 +143,9 @@ class Launch:
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
                         # Nobody can join any more; if the run has diverged, nobody need go on.
-                        self._children.forget_waiting()
-                        failure = failure or _divergence(read_outcome(directory, self.learners))
+                        told = read_outcome(directory, self.learners)
+                        self._end_latecomers(told)
+                        failure = failure or _divergence(told)
                         continue
                     restarts += 1
                     if restarts > MOST_RESTARTS or not ended.killed:
@@ -192,6 +193,14 @@ class Launch:
                 self._unsaid[replacement] = f"{line}; {replacement} replaces it"
                 return
         self.say(line)
+
+    def _end_latecomers(self, told: dict[str, Any]) -> None:
+        """The coordinator is gone: who has not joined by now would wait for it in vain."""
+        self._children.forget_waiting()
+        members = {COORDINATOR, *(f"learner {number}" for number in told["learners"])}
+        for name in set(self._children.started) - members:
+            self._children.end(name)
+            self.say(f"{name} came too late: the run was over")
 
     def _say_of_replacements(self) -> None:
         """Of one that diverged it is said when it is replaced: by then all may have diverged."""

@@ -81,6 +81,11 @@ class ChildProcesses:
         """Those that have not been started yet need not be."""
         self._waiting.clear()
 
+    def end(self, name: str) -> None:
+        """Kills a child that nobody needs; ``wait`` does not tell of its end."""
+        self._running[name][0].kill()
+        self._reap(name)
+
     def pid(self, name: str) -> int:
         """The process number of a child that runs."""
         return self._running[name][0].pid

@@ -1,0 +1,46 @@
+"""The examples with data of other libraries, in two processes of which one is killed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.commands import Command, until
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def kill_a_learner(command: Command) -> None:
+    """Once both are there."""
+    until(lambda: "waits" in command.output())
+    try:
+        pid = command.learner(1)
+    except LookupError:
+        return  # it was too quick
+    subprocess.run(["kill", "-9", str(pid)], check=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("name", ["tar_shards", "lhotse_cuts", "huggingface_stream"])
+def test_an_example_trains(
+    name: str, killed: bool, tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    needs = {"lhotse_cuts": "lhotse", "huggingface_stream": "datasets"}.get(name)
+    if needs is not None:
+        pytest.importorskip(needs)
+    script = [str(EXAMPLES / f"{name}.py")]
+    if name == "tar_shards":
+        script.append(str(tmp_path / "shards"))
+        subprocess.run([sys.executable, *script, "--make"], check=True, timeout=100)
+    command = start("launch", "--learners", 2, *script)
+    if killed:
+        kill_a_learner(command)
+    assert command.wait(250) == 0, command.output()
+    rights = [float(right) for right in re.findall(r"([\d.]+)% right", command.output())]
+    assert rights and max(rights) > 85, command.output()
