@@ -14,6 +14,7 @@ import torch
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
 from lhotse.dataset import DynamicBucketingSampler
 from lhotse.dataset.collation import collate_audio
+from lhotse.lazy import LazyMapper
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -52,7 +53,7 @@ class Spectra(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def main() -> None:
     """Trains a classifier of tones."""
-    cuts = CutSet.from_cuts(make_cut(number) for number in range(400))
+    cuts = CutSet(LazyMapper(range(400), make_cut))
     # One process' sampler: the run divides its minibatches among the learners.
     sampler = DynamicBucketingSampler(
         cuts, max_duration=10.0, num_buckets=4, shuffle=True, seed=0, rank=0, world_size=1

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SlowMo,
         Solo,
     )
+    from unisono.training.recognizer import Recognizer
 
 __version__ = "0.1.0.dev0"
 
@@ -45,21 +46,25 @@ __all__ = [
     "Nesterov",
     "Plain",
     "PushKind",
+    "Recognizer",
     "Server",
     "Sharding",
     "SlowMo",
     "Solo",
     "UserError",
 ]
-_ELSEWHERE = {"Learner": "unisono.learner.learner", "UserError": "unisono.errors"}
+_ELSEWHERE = {
+    "Learner": "unisono.learner.learner",
+    "Recognizer": "unisono.training.recognizer",
+    "UserError": "unisono.errors",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import_module("unisono.learner.uncaught").install()
-    for each in __all__:
-        globals()[each] = getattr(import_module(_ELSEWHERE.get(each, "unisono.strategies")), each)
+    globals()[name] = getattr(import_module(_ELSEWHERE.get(name, "unisono.strategies")), name)
     return globals()[name]
 
 

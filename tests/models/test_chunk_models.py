@@ -51,6 +51,30 @@ def test_lstm_layer_is_that_of_torch(projection: int) -> None:
     assert torch.allclose(layer(x), theirs(x)[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("projection", [0, 5])
+def test_kernels_give_what_frame_by_frame_gives(
+    projection: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hooks, as natural gradient has them, make it go frame by frame."""
+    layer = ProjectedLSTM(7, 11, projection, torch.Generator().manual_seed(1)).double()
+    x = torch.randn(3, 20, 7, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *layer.parameters()]
+
+    def found(outputs: torch.Tensor) -> list[torch.Tensor]:
+        return [outputs, *torch.autograd.grad(outputs.square().sum(), wanted)]
+
+    calls: list[int] = []
+    together = found(layer._together(x))
+    handle = layer.recurrent.register_forward_hook(lambda *_: calls.append(1))
+    apart = found(layer(x))
+    handle.remove()
+    assert len(calls) == 20
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(layer, "_together", lambda x: None)
+    assert (layer(x) is None) == (projection == 0), "a CPU has no kernel with a projection"
+
+
 def test_a_projection_is_a_quarter_of_the_cells_or_as_asked_for() -> None:
     def widths(**options: Any) -> list[int]:
         model = LSTM(inputs=INPUTS, outputs=OUTPUTS, hidden=[8, 12], **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,10 @@ from unisono.errors import UserError
 from unisono.models.layers import linear
 
 
+# cuDNN copies weights that do not lie one behind the other; a step takes much longer than that.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
+
+
 class ProjectedLSTM(nn.Module):
     """One LSTM layer, with a projection of its output where asked for.
 
@@ -18,8 +23,10 @@ class ProjectedLSTM(nn.Module):
         c_t = sigmoid(f_t) c_{t-1} + sigmoid(i_t) tanh(g_t)
         r_t = P (sigmoid(o_t) tanh(c_t)),        r_{-1} = c_{-1} = 0,  P = I without a projection
 
-    `nn.LSTM` computes the same. Here W, V and P are linear layers with inputs and outputs of their
-    own, which natural gradient needs: W is applied to all frames at once, V and P frame by frame.
+    `nn.LSTM` computes the same, and its kernels are used: cuDNN's on a GPU, oneDNN's on a CPU, which
+    has none with a projection. W, V and P are linear layers with inputs and outputs of their own,
+    which natural gradient needs: where a layer has hooks, W is applied to all frames at once, V and
+    P frame by frame.
 
     First parameters: normal with variance 1 / fan_in; b is 0 but for the forget gate, whose 1
     lets a new network remember.
@@ -48,6 +55,22 @@ class ProjectedLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps frames (N x T x inputs) to outputs (N x T x outputs)."""
+        has_kernel = x.is_cuda or isinstance(self.projection, nn.Identity)
+        if has_kernel and not any(map(_has_hooks, self.children())):
+            return self._together(x)
+        return self._frame_by_frame(x)
+
+    def _together(self, x: Tensor) -> Tensor:
+        bias = self.inward.bias
+        weights = [self.inward.weight, self.recurrent.weight, bias, torch.zeros_like(bias)]
+        if isinstance(self.projection, nn.Linear):
+            weights.append(self.projection.weight)
+        start = (x.new_zeros(1, len(x), self.outputs), x.new_zeros(1, len(x), len(bias) // 4))
+        options = (True, 1, 0.0, self.training, False, True)
+        outputs: Tensor = torch.lstm(x, start, weights, *options)[0]
+        return outputs
+
+    def _frame_by_frame(self, x: Tensor) -> Tensor:
         driven = self.inward(x)
         r = x.new_zeros(len(x), self.outputs)
         c = x.new_zeros(len(x), driven.shape[2] // 4)
@@ -58,6 +81,10 @@ class ProjectedLSTM(nn.Module):
             r = self.projection(o.sigmoid() * c.tanh())
             outputs.append(r)
         return torch.stack(outputs, 1)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class RecurrentModel(nn.Module):

@@ -110,8 +110,8 @@ def _decode(
     if not extracted:
         raise no_usable_utterance(data, validated.exclusions)
     begun = time.process_time()
-    settings, tuning_cpu_s = _tune(scorer, tuning_language_model, options, log)
-    graph_inputs = _graph_inputs(assets, language_model)
+    settings, tuning_cpu_s = tuned_settings(scorer, tuning_language_model, options, log)
+    graph_inputs = graph_inputs_of(assets, language_model)
     graph = cached_graph(graph_inputs, scorer.cache) if scorer.cache else build_graph(graph_inputs)
     log(f"graph: {len(graph.final)} states, {len(graph.source)} arcs")
     with Decoder(graph, graph_inputs.words, options.processes) as decoder:
@@ -173,7 +173,8 @@ def _language_models(
     return both
 
 
-def _graph_inputs(assets: DecodingAssets, language_model: NgramModel) -> GraphInputs:
+def graph_inputs_of(assets: DecodingAssets, language_model: NgramModel) -> GraphInputs:
+    """What the decoding graph of a model is made of."""
     return GraphInputs(
         lexicon=assets.lexicon,
         language_model=language_model,
@@ -183,10 +184,10 @@ def _graph_inputs(assets: DecodingAssets, language_model: NgramModel) -> GraphIn
     )
 
 
-def _tune(
+def tuned_settings(
     scorer: AcousticScorer, language_model: NgramModel, options: DecodeOptions, log: Log
 ) -> tuple[TunedSettings, float]:
-    """Tunes on the held-out speakers; a run caches the result.
+    """Acoustic scale and penalty, tuned on the held-out speakers; a run caches the result.
 
     Returns:
         The settings, and the CPU seconds that worker processes searched for them.
@@ -203,7 +204,7 @@ def _tune(
             "(--like takes those of another decoding)"
         )
         return settings, 0.0
-    graph_inputs = _graph_inputs(scorer.assets, language_model)
+    graph_inputs = graph_inputs_of(scorer.assets, language_model)
     cached: Path | None = None
     if scorer.cache is not None:
         key = f"{graph_inputs.fingerprint()}{scorer.fingerprint()}"

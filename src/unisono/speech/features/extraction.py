@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from unisono.data import Corpus, Part
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
-from unisono.speech.features.audio import AudioReader, UtteranceError
+from unisono.speech.features.audio import AudioReader, Samples, UtteranceError
 from unisono.speech.features.extractors import FeatureType, compute_features, mfcc, to_cepstra
 from unisono.speech.features.frame_store import FrameStore
 from unisono.speech.features.kaldi_archives import KaldiFeatureReader
@@ -61,10 +61,16 @@ def _extract(job: _Job, utterance: Utterance) -> UtteranceFeatures | tuple[Exclu
         samples = reader.read(utterance)
     except UtteranceError as bad:
         return bad.reason, bad.detail
-    louder = samples * utterance.volume
+    return features_of(samples, reader.rate, job.kind, utterance.volume)
+
+
+def features_of(
+    samples: Samples, rate: int, kind: FeatureType, volume: float = 1.0
+) -> UtteranceFeatures:
+    """The features of samples at the scale of 16-bit integers."""
     return UtteranceFeatures(
-        network=compute_features(job.kind, louder, reader.rate).astype(np.float32),
-        cepstra=mfcc(samples, reader.rate, energy=False).astype(np.float32),
+        network=compute_features(kind, samples * volume, rate).astype(np.float32),
+        cepstra=mfcc(samples, rate, energy=False).astype(np.float32),
     )
 
 
