@@ -1,4 +1,4 @@
-"""`unisono export`: prepared data as Kaldi archives."""
+"""`unisono export`: a run's model for other programs, or prepared data as Kaldi archives."""
 
 from __future__ import annotations
 
@@ -8,16 +8,37 @@ from typing import Annotated
 import typer
 
 from unisono.data import Prep
-from unisono.speech.export import export as write
+from unisono.errors import UserError
+from unisono.runs.directory import RunDirectory
+from unisono.speech.export import export as write_archives
+from unisono.training.export_model import ModelFormat, export_model
 
 
 def export(
-    prep: Annotated[Path, typer.Argument(metavar="PREP", help="Prepared data.")],
-    out: Annotated[
-        Path, typer.Option(help="Takes feats and ali, .ark and .scp, and utt2spk; must not exist.")
+    place: Annotated[
+        Path, typer.Argument(metavar="RUN|PREP", help="A run that has ended, or prepared data.")
     ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The model's file; or, of prepared data, the folder for feats and ali, .ark and "
+            ".scp, and utt2spk. It must not exist."
+        ),
+    ],
+    to: Annotated[
+        ModelFormat, typer.Option("--format", help="What a model is written as.")
+    ] = ModelFormat.ONNX,
 ) -> None:
-    """Write features and alignments of prepared data as Kaldi archives."""
-    opened = Prep.open(prep)
-    write(opened, out)
-    typer.echo(f"{opened.header.utterances} utterances: {out / 'feats.scp'}, {out / 'ali.scp'}")
+    """Write a run's model for other programs, or prepared data as Kaldi archives."""
+    if (place / "config.toml").is_file():
+        difference, frames = export_model(RunDirectory.open(place), out, to)
+        typer.echo(
+            f"{out}: frames (T x D, normalised by speaker) to log posteriors; on {frames:,} frames "
+            f"it differs from the run's network by at most {difference:.1e}"
+        )
+        return
+    if to is not ModelFormat.ONNX:
+        raise UserError(f"{place} is no run: only a run has a model to write as {to.value}")
+    prep = Prep.open(place)
+    write_archives(prep, out)
+    typer.echo(f"{prep.header.utterances} utterances: {out / 'feats.scp'}, {out / 'ali.scp'}")

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from unisono.errors import UserError
 from unisono.models.layers import linear
 
-
 # cuDNN copies weights that do not lie one behind the other; a step takes much longer than that.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
 
@@ -23,10 +22,10 @@ class ProjectedLSTM(nn.Module):
         c_t = sigmoid(f_t) c_{t-1} + sigmoid(i_t) tanh(g_t)
         r_t = P (sigmoid(o_t) tanh(c_t)),        r_{-1} = c_{-1} = 0,  P = I without a projection
 
-    `nn.LSTM` computes the same, and its kernels are used: cuDNN's on a GPU, oneDNN's on a CPU, which
-    has none with a projection. W, V and P are linear layers with inputs and outputs of their own,
-    which natural gradient needs: where a layer has hooks, W is applied to all frames at once, V and
-    P frame by frame.
+    `nn.LSTM` computes the same, and its kernels are used: cuDNN's on a GPU, oneDNN's on a CPU,
+    which has none with a projection. W, V and P are linear layers with inputs and outputs of their
+    own, which natural gradient needs: where a layer has hooks, W is applied to all frames at once,
+    V and P frame by frame.
 
     First parameters: normal with variance 1 / fan_in; b is 0 but for the forget gate, whose 1
     lets a new network remember.

@@ -1,4 +1,4 @@
-"""The packages of the `speech` extra, imported when they are first needed."""
+"""The packages of extras, imported when they are first needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from unisono.errors import UserError
 
 
-def import_package(name: str) -> Any:
-    """Imports a package of the `speech` extra.
+def import_package(name: str, extra: str = "speech") -> Any:
+    """Imports a package of an extra.
 
     Raises:
         UserError: It is not installed, or cannot be loaded.
@@ -19,5 +19,6 @@ def import_package(name: str) -> Any:
     except (ImportError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"speech needs the package {name} ({reason}); install it: pip install 'unisono[speech]'"
+            f"{extra} needs the package {name} ({reason}); install it: "
+            f"pip install 'unisono[{extra}]'"
         ) from None

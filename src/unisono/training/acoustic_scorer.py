@@ -53,20 +53,25 @@ class TrainedNetwork:
             context, name = int(facts.pop("context")), facts.pop("model")
             for other in ("prep", "chunk"):
                 facts.pop(other, None)
-            self._model = build(name, **facts)
-            self._model.load_state_dict(load_file(run.model))
+            self.model = build(name, **facts)
+            self.model.load_state_dict(load_file(run.model))
+            inputs = int(facts["inputs"])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"the model of {run.path} is broken: {reason}") from None
-        self._one_by_one = find(name).takes is Takes.FRAMES
-        left, right = (getattr(self._model, side, context) for side in ("left", "right"))
-        self._left, self._right = int(left), int(right)
-        self._model.eval()
+        self.one_by_one = find(name).takes is Takes.FRAMES
+        """Whether it takes each frame with its context, and not the whole utterance."""
+        left, right = (getattr(self.model, side, context) for side in ("left", "right"))
+        self.left, self.right = int(left), int(right)
+        """Frames that it looks at before and behind each one."""
+        self.dimension = inputs // (self.left + 1 + self.right) if self.one_by_one else inputs
+        """Numbers in a frame."""
+        self.model.eval()
 
     def fingerprint(self) -> str:
         """The sha256 of its parameters."""
         digest = hashlib.sha256()
-        for tensor in self._model.state_dict().values():
+        for tensor in self.model.state_dict().values():
             digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
 
@@ -74,10 +79,10 @@ class TrainedNetwork:
         """Log posteriors of the states in each frame of an utterance, normalised by speaker."""
         padded = torch.from_numpy(
             np.concatenate(
-                [frames[:1].repeat(self._left, 0), frames, frames[-1:].repeat(self._right, 0)]
+                [frames[:1].repeat(self.left, 0), frames, frames[-1:].repeat(self.right, 0)]
             )
         )
-        around = self._left + self._right
+        around = self.left + self.right
         pieces = []
         with torch.no_grad():
             for first in range(0, len(frames), _LONGEST):
@@ -87,12 +92,12 @@ class TrainedNetwork:
         return np.concatenate(pieces)
 
     def _logits(self, padded: torch.Tensor, frames: int) -> torch.Tensor:
-        if not self._one_by_one:
-            together: torch.Tensor = self._model(padded[None])[0]
+        if not self.one_by_one:
+            together: torch.Tensor = self.model(padded[None])[0]
             return together
         dimension = padded.shape[1]
-        width = (self._left + 1 + self._right) * dimension
-        apart: torch.Tensor = self._model(padded.as_strided((frames, width), (dimension, 1)))
+        width = (self.left + 1 + self.right) * dimension
+        apart: torch.Tensor = self.model(padded.as_strided((frames, width), (dimension, 1)))
         return apart
 
 

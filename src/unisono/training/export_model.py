@@ -1,0 +1,195 @@
+"""A run's network for other programs: features of an utterance in, scores of states out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unisono.errors import UserError
+from unisono.models.lstm import ProjectedLSTM
+from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets
+from unisono.speech.dependencies import import_package
+from unisono.training.acoustic_scorer import TrainedNetwork
+
+Frames = NDArray[np.float32]
+_CLOSE = 1e-3
+"""Largest difference of a log posterior between the network and its export."""
+
+
+_COMPARED = 1000
+"""Frames, at most, that both are given."""
+
+
+_FRAMES = ({0: torch.export.Dim("frames", min=1)},)
+"""An utterance may have any number of them."""
+
+
+class ModelFormat(str, Enum):
+    """What a model can be written as."""
+
+    ONNX = "onnx"
+    TORCH = "torch"
+    """A program of ``torch.export``; TorchScript, which it replaces, is deprecated."""
+
+
+class UtteranceModel(nn.Module):
+    """A network with what happens around it: frames (T x D) to log posteriors (T x states).
+
+    The frames are normalised by speaker. The first and the last are repeated for the network's
+    context, as in training.
+    """
+
+    def __init__(self, network: TrainedNetwork) -> None:
+        super().__init__()
+        self.model = network.model
+        self.left, self.right, self.one_by_one = network.left, network.right, network.one_by_one
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Log posteriors of the states in each frame."""
+        first, last = frames[:1].expand(self.left, -1), frames[-1:].expand(self.right, -1)
+        padded = torch.cat([first, frames, last])
+        if not self.one_by_one:
+            return functional.log_softmax(self.model(padded[None])[0], 1)
+        count = frames.shape[0]
+        around = [padded[k : k + count] for k in range(self.left + 1 + self.right)]
+        return functional.log_softmax(self.model(torch.cat(around, 1)), 1)
+
+
+def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, int]:
+    """Writes the network of a run, and compares what it says with the network itself.
+
+    Args:
+        run: A run that has ended.
+        out: The file to write; it must not exist.
+        to: The format.
+
+    Returns:
+        The largest difference of a log posterior, and over how many frames.
+
+    Raises:
+        UserError: There is no model, a package is missing, or the export differs.
+    """
+    if out.exists():
+        raise UserError(f"{out} exists already; name another --out")
+    network = TrainedNetwork(run)
+    model = UtteranceModel(network).eval()
+    if to is ModelFormat.ONNX:
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            import_package(package, extra="onnx")
+    _check_recurrent(model, to)
+    frames = _frames_of(run, network)
+    facts = json.loads(run.model_description.read_text(encoding="utf-8"))
+    write, read = {
+        ModelFormat.ONNX: (_write_onnx, _read_onnx),
+        ModelFormat.TORCH: (_write_torch, _read_torch),
+    }[to]
+    scratch = out.with_name(out.name + ".partial")
+    try:
+        write(model, torch.from_numpy(frames[:50]), facts, scratch)
+        difference = _largest_difference(network, read(scratch), frames)
+        if not difference < _CLOSE:
+            raise UserError(
+                f"the model as {to.value} differs from the network by {difference:g}: "
+                "please report this"
+            )
+        write_atomically(out, scratch.read_bytes())
+    finally:
+        scratch.unlink(missing_ok=True)
+    return difference, len(frames)
+
+
+def _frames_of(run: RunDirectory, network: TrainedNetwork) -> Frames:
+    """Held-out frames, where the run was made from speech; else noise."""
+    if (run.path / ASSETS_FOLDER).is_dir():
+        tuning_set = DecodingAssets.read(run.path).tuning_set
+        if tuning_set is not None:
+            return tuning_set.network[:_COMPARED]
+    random = np.random.default_rng(0)
+    return random.normal(size=(_COMPARED, network.dimension)).astype(np.float32)
+
+
+def _largest_difference(
+    network: TrainedNetwork, exported: Callable[[Frames], Frames], frames: Frames
+) -> float:
+    """Of utterances of other lengths than the one that it was made with, too."""
+    pieces = [frames, frames[:2], frames[: len(frames) // 2 + 1]]
+    return max(
+        float(np.abs(exported(piece) - network.log_posteriors(piece)).max()) for piece in pieces
+    )
+
+
+def _check_recurrent(model: nn.Module, to: ModelFormat) -> None:
+    """A recurrent layer can be written where it is one operator, and not a loop over frames."""
+    layers = [layer for layer in model.modules() if isinstance(layer, ProjectedLSTM)]
+    if to is ModelFormat.ONNX:
+        if any(isinstance(layer.projection, nn.Linear) for layer in layers):
+            raise UserError(
+                "ONNX has no LSTM with a projection: train with --set network.projection=0"
+            )
+    elif layers:
+        raise UserError(
+            "torch.export fixes the number of frames of a recurrent network: use --format onnx"
+        )
+
+
+def _write_onnx(model: nn.Module, frames: Tensor, facts: dict[str, Any], path: Path) -> None:
+    import onnx
+
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            model,
+            (frames,),
+            dynamo=True,
+            dynamic_shapes=_FRAMES,
+            input_names=["frames"],
+            output_names=["log_posteriors"],
+            verbose=False,
+        )
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, {"unisono": json.dumps(facts)})
+    onnx.save(proto, path)
+
+
+def _read_onnx(path: Path) -> Callable[[Frames], Frames]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def compute(frames: Frames) -> Frames:
+        found: Frames = session.run(None, {"frames": frames})[0]
+        return found
+
+    return compute
+
+
+def _write_torch(model: nn.Module, frames: Tensor, facts: dict[str, Any], path: Path) -> None:
+    program = torch.export.export(model, (frames,), dynamic_shapes=_FRAMES)
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files={"unisono.json": json.dumps(facts)})
+
+
+def _read_torch(path: Path) -> Callable[[Frames], Frames]:
+    with path.open("rb") as file:
+        loaded = torch.export.load(file).module()
+
+    def compute(frames: Frames) -> Frames:
+        with torch.no_grad():
+            found: Frames = loaded(torch.from_numpy(frames)).numpy()
+        return found
+
+    return compute
