@@ -46,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 # 800 MB that only the long tests need: Ray, a driver for the chromium on the PATH, and libraries of
 # data. Without them their tests are skipped.
 $(FOR_LONG): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster,browser,lhotse,huggingface,onnx]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt lightning-fabric -e '.[cluster,browser,lhotse,huggingface,onnx]'
 	@touch $(FOR_LONG)
 
 # What only the documentation needs.

@@ -1,4 +1,4 @@
-"""The examples with data of other libraries, in two processes of which one is killed."""
+"""The examples with other libraries, in two processes of which one is killed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ import pytest
 from support.commands import Command, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NEEDS = {
+    "tar_shards": "torch",
+    "lhotse_cuts": "lhotse",
+    "huggingface_stream": "datasets",
+    "fabric_loop": "lightning_fabric",
+}
+"""What each of them is about."""
 
 
 def kill_a_learner(command: Command) -> None:
@@ -27,13 +34,11 @@ def kill_a_learner(command: Command) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("name", ["tar_shards", "lhotse_cuts", "huggingface_stream"])
+@pytest.mark.parametrize("name", NEEDS)
 def test_an_example_trains(
     name: str, killed: bool, tmp_path: Path, start: Callable[..., Command]
 ) -> None:
-    needs = {"lhotse_cuts": "lhotse", "huggingface_stream": "datasets"}.get(name)
-    if needs is not None:
-        pytest.importorskip(needs)
+    pytest.importorskip(NEEDS[name])
     script = [str(EXAMPLES / f"{name}.py")]
     if name == "tar_shards":
         script.append(str(tmp_path / "shards"))
