@@ -22,20 +22,17 @@ def main() -> None:
     loader = DataLoader(TensorDataset(x, y), batch_size=20, shuffle=True)
 
     fabric = Fabric(accelerator="auto", devices=1, precision="bf16-mixed")
-    network = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.2))
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(fabric.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
 
     right = trained = 0
-    # The learner takes the plain model and optimizer; the loop keeps those of Fabric.
-    strategy = unisono.Averaging(every=200)
-    with unisono.Learner(model.module, optimizer.optimizer, strategy) as learner:
+    with unisono.Learner(model, optimizer, unisono.Averaging(every=200)) as learner:
         for batch in learner.draw(loader, epochs=4):
             inputs, targets = fabric.to_device(batch)
-            scores = model(inputs)
-            learner.backward(nn.functional.cross_entropy(scores, targets))
-            fabric.clip_gradients(model, optimizer, max_norm=5.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            with fabric.autocast():
+                scores = model(inputs)
+                loss = nn.functional.cross_entropy(scores, targets)
+            learner.step(loss)
             if learner.epoch == 3:
                 right = right + int((scores.argmax(1) == targets).sum())
                 trained += len(targets)
