@@ -21,7 +21,7 @@ folder, context, strategy = sys.argv[1:]
 strategies = {
     "allreduce": "allreduce",
     "static": unisono.Averaging(every=16, sharding=unisono.Sharding.STATIC),
-    "drawn": unisono.Averaging(every=16, sharding=unisono.Sharding.DYNAMIC),
+    "dynamic": unisono.Averaging(every=16, sharding=unisono.Sharding.DYNAMIC),
 }
 
 class Points(torch.utils.data.Dataset):
