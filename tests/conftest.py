@@ -88,7 +88,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def prep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small prepared data: 10 training speakers, some 24,000 frames."""
+    """Small prepared data: 8 training speakers of 12, some 19,000 frames."""
     path = tmp_path_factory.mktemp("data") / "prep"
     synthesise(
         path,

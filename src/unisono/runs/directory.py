@@ -98,6 +98,11 @@ class RunDirectory:
         return self.path / "model.json"
 
     @property
+    def model_card(self) -> Path:
+        """What the model is, for people, Markdown."""
+        return self.path / "MODEL_CARD.md"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of what a killed run goes on from."""
         return self.path / "checkpoints"

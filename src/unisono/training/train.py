@@ -47,6 +47,7 @@ from unisono.training.display import PARENT_SHOWS, Display, EventReaders
 from unisono.training.divergence import Recovery
 from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
+from unisono.training.model_card import write_model_card
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
 from unisono.training.worker import Worker, choose_device
@@ -155,10 +156,12 @@ def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summ
     """Writes what a run holds at its end."""
     if not run.model.is_file():
         raise UserError(f"the run ended without a model: go on with --resume --out {run.path}")
-    save_decoding_assets(run, open_data(config))
+    prep = open_data(config)
+    save_decoding_assets(run, prep)
     record_pace(run, config)
     summary = summarise(run, config, outcome)
     run.write_summary(summary)
+    write_model_card(run, config, prep, summary)
     write_report([run.path], run.report)
     return summary
 
