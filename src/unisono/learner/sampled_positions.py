@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unisono.errors import UserError
 
@@ -30,7 +31,10 @@ class SampledPositions:
             raise UserError(f"epochs ({epochs}) must be at least 1")
         self._sampler = sampler
         self._seed = seed
-        self._kept: dict[int, list[Any]] = {}
+        self._numbers: dict[int, list[NDArray[np.int64]]] = {}
+        """Minibatches of numbers, by epoch."""
+        self._others: tuple[int, list[Any]] = (-1, [])
+        """Other minibatches: an epoch's."""
         sizes: list[int] = []
         starts = [0]
         checksum = 0
@@ -42,7 +46,7 @@ class SampledPositions:
             for minibatch in minibatches:
                 checksum = zlib.crc32(_text_of(minibatch), checksum)
             if all(_is_plain(minibatch) for minibatch in minibatches):
-                self._kept[epoch] = [np.asarray(minibatch) for minibatch in minibatches]
+                self._numbers[epoch] = [np.asarray(minibatch) for minibatch in minibatches]
         if not sizes:
             raise UserError("there are no examples to train on: the sampler gives no minibatches")
         self._starts = starts
@@ -74,19 +78,18 @@ class SampledPositions:
     def indices(self, position: int) -> Any:
         """What the sampler gave for a position."""
         epoch = self.epoch(position)
-        kept = self._kept.get(epoch)
-        if kept is None:
-            # One epoch at a time: these are not kept for all.
-            self._kept = {e: kept for e, kept in self._kept.items() if _is_plain(kept[0])}
-            kept = self._kept[epoch] = self._sample(epoch)
-            expected = self._starts[epoch + 1] - self._starts[epoch]
-            if len(kept) != expected:
+        place = position - self._starts[epoch]
+        if epoch in self._numbers:
+            return self._numbers[epoch][place].tolist()
+        if self._others[0] != epoch:
+            self._others = (epoch, self._sample(epoch))
+            found, expected = len(self._others[1]), self._starts[epoch + 1] - self._starts[epoch]
+            if found != expected:
                 raise UserError(
                     f"the sampler gave {expected} minibatches for epoch {epoch} at first, and now "
-                    f"{len(kept)}: seed it, so that an epoch is the same each time"
+                    f"{found}: seed it, so that an epoch is the same each time"
                 )
-        found = kept[position - self._starts[epoch]]
-        return found.tolist() if isinstance(found, np.ndarray) else found
+        return self._others[1][place]
 
     def _sample(self, epoch: int) -> list[Any]:
         set_epoch(self._sampler, epoch)
