@@ -83,7 +83,7 @@ class UnisonoTrainer(Trainer):  # type: ignore[misc]
         finally:
             self.args.num_train_epochs = epochs
             self.learner = None
-            vars(self.accelerator).pop("backward", None)  # its own again
+            self.accelerator.__dict__.pop("backward", None)  # its own again
 
     def get_train_dataloader(self) -> Any:
         """The minibatches that this learner is handed."""
