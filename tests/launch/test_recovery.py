@@ -74,6 +74,7 @@ with unisono.Learner(model, optimizer, unisono.GossipRandom(every=32)) as learne
 """
 
 
+@pytest.mark.long
 def test_a_replacement_that_comes_too_late_is_no_failure(start: Start, tmp_path: Path) -> None:
     """It starts while the others train, and would join when the coordinator is gone."""
     script = tmp_path / "script.py"
