@@ -213,6 +213,7 @@ def diagrams() -> dict[str, str]:
         ("averaging_static", averaging, "averaging, static: everybody waits at each round"),
         ("averaging_dynamic", dynamic, "averaging, dynamic: nobody waits"),
         ("server", unisono.Server(push_every=2, shards=1), "server: nobody waits"),
+        ("elastic", unisono.Elastic(push_every=2, shards=1), "elastic: nobody waits"),
         ("gossip_random", unisono.GossipRandom(every=2 * BATCH), "gossip-random: nobody waits"),
         ("adpsgd", unisono.ADPSGD(every=BATCH), "adpsgd: nobody waits"),
         (

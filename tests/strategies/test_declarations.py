@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_strategy.py"
 class FakeEntry:
     """An entry point of another package."""
 
-    name = "elastic"
+    name = "from-outside"
 
     @staticmethod
     def load() -> type[Strategy]:
@@ -47,7 +47,7 @@ def _elastic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_elastic")
 def test_options_in_examples_of_a_strategy_from_outside_are_divided_for_chunks() -> None:
-    chosen = {"name": "elastic", "every": 6400}
+    chosen = {"name": "from-outside", "every": 6400}
     frames = strategy_of(Config(learners="2", model="dnn", strategy=chosen))
     chunks = strategy_of(Config(learners="2", model="tdnn", strategy=chosen))
     assert (frames.every, chunks.every) == (6400, 200)  # type: ignore[attr-defined]
@@ -55,8 +55,8 @@ def test_options_in_examples_of_a_strategy_from_outside_are_divided_for_chunks()
 
 @pytest.mark.usefixtures("_elastic")
 def test_a_strategy_from_outside_has_the_declared_rate_and_momentum() -> None:
-    config = Config(learners="2", strategy={"name": "elastic"})
-    assert "elastic" in names()
+    config = Config(learners="2", strategy={"name": "from-outside"})
+    assert "from-outside" in names()
     assert rate_factor(config) == 2.0
     assert not folds_momentum(config)
 

@@ -15,6 +15,7 @@ from unisono.strategies import (
     BlockMomentum,
     Candidate,
     DelayByOne,
+    Elastic,
     GossipFixed,
     GossipRandom,
     Nesterov,
@@ -37,6 +38,7 @@ PAIRS = Promises(pairs=True, loses_after=2)
 ONE_SHARD = Promises(keeps_mean=False, mixes=False, loses_after=2)
 OVERLAPPING = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=2)
 AVERAGED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=0)
+ELASTIC = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=1)
 SHARDED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=1)
 
 LEAVING_OUT = Promises(keeps_mean=False, loses_after=0)
@@ -108,6 +110,9 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "server-gradient-sharded": (lambda: Server(push=GRADIENT, shards=3), SHARDED, 30),
     "server-gradient-bound": (lambda: Server(push=GRADIENT, shards=2, bound=11), SHARDED, 25),
     "averaged-server": (lambda: AveragedServer(push_every=1, shards=2), AVERAGED, 25),
+    "elastic": (lambda: Elastic(push_every=2, shards=1), ELASTIC, 40),
+    "elastic-waiting": (lambda: Elastic(push_every=2, overlap=False, shards=1), ELASTIC, 25),
+    "elastic-sharded": (lambda: Elastic(push_every=1, shards=3), ELASTIC, 30),
 }
 LONG = 500
 """Schedules in one long test; there are four of them a strategy."""

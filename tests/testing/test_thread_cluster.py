@@ -22,6 +22,7 @@ from unisono.strategies import (
     AveragedServer,
     Averaging,
     DelayByOne,
+    Elastic,
     GossipFixed,
     GossipRandom,
     PushKind,
@@ -47,6 +48,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "server": lambda: Server(push_every=2, shards=3),
     "server-waiting": lambda: Server(push=PushKind.GRADIENT, overlap=False, shards=2),
     "averaged-server": lambda: AveragedServer(push_every=1, shards=2),
+    "elastic": lambda: Elastic(push_every=2, shards=2),
 }
 MIXES = Promises()
 PAIRS = Promises(pairs=True)
@@ -54,7 +56,7 @@ SERVED = Promises(plain=False, keeps_mean=False, mixes=False)
 
 
 def promises(name: str) -> Promises:
-    if "server" in name:
+    if "server" in name or name == "elastic":
         return replace(SERVED, plain=name == "server-waiting")
     return PAIRS if name in ("gossip-fixed", "gossip-random", "adpsgd") else MIXES
 

@@ -6,12 +6,12 @@ from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Sharding
 from unisono.strategies.delay_by_one import DelayByOne
-from unisono.strategies.engines.pushes import PushKind
+from unisono.strategies.elastic import Elastic
 from unisono.strategies.gossip import ADPSGD, GossipFixed, GossipRandom
 from unisono.strategies.outer_steps import BlockMomentum, Nesterov, Plain, SlowMo
 from unisono.strategies.registry import make, names
 from unisono.strategies.selection import AllModels, Candidate, KeepGood, Selection
-from unisono.strategies.server import AveragedServer, Server
+from unisono.strategies.server import AveragedServer, PushKind, Server
 from unisono.strategies.solo import Solo
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "BlockMomentum",
     "Candidate",
     "DelayByOne",
+    "Elastic",
     "GossipFixed",
     "GossipRandom",
     "KeepGood",

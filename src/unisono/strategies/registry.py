@@ -14,6 +14,7 @@ from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import CHOICES, IN_CODE, Strategy
 from unisono.strategies.delay_by_one import DelayByOne
+from unisono.strategies.elastic import Elastic
 from unisono.strategies.gossip import ADPSGD, GossipFixed, GossipRandom
 from unisono.strategies.server import AveragedServer, Server
 from unisono.strategies.solo import Solo
@@ -29,6 +30,7 @@ _OURS: dict[str, type[Strategy]] = {
     "delay-by-one": DelayByOne,
     "server": Server,
     "averaged-server": AveragedServer,
+    "elastic": Elastic,
 }
 
 

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 from unisono.config import ScheduleChoice
 from unisono.errors import UserError
 from unisono.strategies.base import Momentum, Replica, RoundPlan, Sharding, Strategy
-from unisono.strategies.engines.pushes import PushKind
+from unisono.strategies.engines.accumulators import (
+    Accumulator,
+    ChangeAccumulator,
+    GradientAccumulator,
+)
 from unisono.strategies.engines.server_worker import ServerParticipant
+
+
+class PushKind(str, Enum):
+    """What a push contains."""
+
+    CHANGE = "change"
+    """The change of the parameters by the learner's own optimizer steps since its last push."""
+    GRADIENT = "gradient"
+    """The mean gradient since its last push; the shards take the optimizer steps."""
+
 
 MINIBATCHES = {PushKind.CHANGE: 8, PushKind.GRADIENT: 1}
 """In a push, unless ``push_every`` says otherwise."""
@@ -128,9 +143,17 @@ class Server(Strategy):
         )
         return [steps, f"staleness about {self.staleness(learners)} for equal learners{bound}"]
 
+    def accumulator(self, replica: Replica) -> Accumulator:
+        """What one learner collects for a push."""
+        return (
+            ChangeAccumulator(replica)
+            if self.push is PushKind.CHANGE
+            else GradientAccumulator(replica)
+        )
+
     def participant(self, replica: Replica) -> ServerParticipant:
         """One learner's part."""
-        return ServerParticipant(replica, self, averages_from=None)
+        return ServerParticipant(replica, self, self.accumulator(replica))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,4 +204,5 @@ class AveragedServer(Server):
 
     def participant(self, replica: Replica) -> ServerParticipant:
         """One learner's part."""
-        return ServerParticipant(replica, self, averages_from=self.average_from)
+        accumulator = self.accumulator(replica)
+        return ServerParticipant(replica, self, accumulator, averages_from=self.average_from)

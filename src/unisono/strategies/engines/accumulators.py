@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from unisono.fabric import Vector
-from unisono.strategies.base import Replica, check_finite
-from unisono.strategies.engines.pushes import PushKind
+from unisono.strategies.base import Replica, Updater, check_finite
+from unisono.strategies.engines.shards import Adder
 
 
 class Accumulator(Protocol):
@@ -21,6 +22,14 @@ class Accumulator(Protocol):
 
     def take(self, model: Vector, share: float, rounds: int) -> Vector:
         """What the shards are to apply; ``model`` is what was pulled last."""
+        ...
+
+    def rates(self, share: float) -> Sequence[float]:
+        """What the shards' updaters are to step with; ``share`` is this learner's in the model."""
+        ...
+
+    def updater(self, values: Vector, start: int) -> Updater:
+        """What applies pushes to a shard: ``values`` are the parameters from ``start`` on."""
         ...
 
     def pull(self, model: Vector) -> None:
@@ -54,6 +63,14 @@ class GradientAccumulator:
         if self._examples != self._first:
             total.scale(self._first / self._examples)
         return total
+
+    def rates(self, share: float) -> Sequence[float]:
+        """The learning rates."""
+        return self._replica.learning_rates()
+
+    def updater(self, values: Vector, start: int) -> Updater:
+        """The learner's own optimizer, rebuilt on the shard."""
+        return self._replica.updater(values, start)
 
     def pull(self, model: Vector) -> None:
         """Replaces the parameters."""
@@ -93,6 +110,14 @@ class ChangeAccumulator:
             change.scale(share)
         return change
 
+    def rates(self, share: float) -> Sequence[float]:
+        """None: the steps are taken."""
+        return ()
+
+    def updater(self, values: Vector, start: int) -> Updater:
+        """Adds the change."""
+        return Adder(values)
+
     def pull(self, model: Vector) -> None:
         """Replaces what was pushed, and keeps later steps."""
         pushed, self._pushed = self._pushed, None
@@ -106,8 +131,3 @@ class ChangeAccumulator:
             self._replica.recycle(moved)
         if pushed is not None:
             self._replica.recycle(pushed)
-
-
-def make_accumulator(kind: PushKind, replica: Replica) -> Accumulator:
-    """That of a kind of pushes."""
-    return ChangeAccumulator(replica) if kind is PushKind.CHANGE else GradientAccumulator(replica)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
 from unisono.fabric import Address, Vector
@@ -11,22 +11,8 @@ from unisono.strategies.base import TrainedWork
 from unisono.strategies.engines.shards import Run
 
 
-class PushKind(str, Enum):
-    """What a push contains."""
-
-    CHANGE = "change"
-    """The change of the parameters by the learner's own optimizer steps since its last push."""
-    GRADIENT = "gradient"
-    """The mean gradient since its last push; the shards take the optimizer steps."""
-
-
 class ServerSettings(Protocol):
     """What a participant must know."""
-
-    @property
-    def push(self) -> PushKind:
-        """What a push contains."""
-        ...
 
     @property
     def push_every(self) -> int:
@@ -64,9 +50,9 @@ class Push:
 
     number: int
     update: Vector | None
-    """What the shards apply: a gradient, or a change of the parameters."""
+    """What the shards apply: a gradient, a change of the parameters, or the parameters."""
     work: TrainedWork
-    rates: list[float]
+    rates: Sequence[float]
     progress: float
     version: int
     missing: set[int]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unisono.errors import UserError
 from unisono.fabric import Address, TimedOut, Vector, from_plain
 from unisono.pool.pool import Assignment
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
-from unisono.strategies.engines.accumulators import make_accumulator
+from unisono.strategies.engines.accumulators import Accumulator
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.model_view import ModelView
-from unisono.strategies.engines.pushes import Push, PushKind, ServerSettings
+from unisono.strategies.engines.pushes import Push, ServerSettings
 from unisono.strategies.engines.server_agent import ServerAgent
 from unisono.strategies.engines.server_messages import (
     ENDED,
@@ -24,7 +26,6 @@ from unisono.strategies.engines.server_messages import (
     PushReady,
 )
 from unisono.strategies.engines.shard_store import ShardStore
-from unisono.strategies.engines.shards import Adder
 from unisono.strategies.engines.state_transfer import receive_bundle
 
 
@@ -52,17 +53,20 @@ class ServerParticipant(Participant):
     """
 
     def __init__(
-        self, replica: Replica, settings: ServerSettings, averages_from: float | None
+        self,
+        replica: Replica,
+        settings: ServerSettings,
+        accumulator: Accumulator,
+        *,
+        averages_from: float | None = None,
     ) -> None:
         super().__init__(replica)
         self._settings = settings
-        local = settings.push is PushKind.CHANGE
-        make_updater = (lambda values, _: Adder(values)) if local else replica.updater
-        self._shard_store = ShardStore(replica, settings.shards, make_updater, averages_from)
+        self._accumulator = accumulator
+        self._shard_store = ShardStore(replica, settings.shards, accumulator.updater, averages_from)
         self._agent = ServerAgent(replica, settings, self._shard_store)
         self._model_view = ModelView(self.fabric, self._shard_store, settings.shards)
         self._entered = False
-        self._accumulator = make_accumulator(settings.push, replica)
         self._examples = 0
         self._minibatches = 0
         """Stepped on since the last push."""
@@ -102,7 +106,7 @@ class ServerParticipant(Participant):
         """Pulls first, if others have trained meanwhile: at the start, and after a pause."""
         if self._idle:
             self._idle = False
-            self._begin(None, TrainedWork())
+            self._begin(None, (), TrainedWork())
             self._pull(wait=True)
 
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
@@ -145,16 +149,17 @@ class ServerParticipant(Participant):
     def _begin_push(self) -> None:
         if self.rounds == 0:
             self._check_bound()  # All who are expected are here: work is given out after that.
-        update = self._accumulator.take(self._shard_store.model, self._share(), self.rounds)
+        share = self._share()
+        update = self._accumulator.take(self._shard_store.model, share, self.rounds)
         self._minibatches = 0
-        self._begin(update, self.replica.take_work())
+        self._begin(update, self._accumulator.rates(share), self.replica.take_work())
 
-    def _begin(self, update: Vector | None, work: TrainedWork) -> None:
+    def _begin(self, update: Vector | None, rates: Sequence[float], work: TrainedWork) -> None:
         push = Push(
             number=0,
             update=update,
             work=work,
-            rates=self.replica.learning_rates(),
+            rates=rates,
             progress=self.replica.progress(),
             version=self._computed_at,
             missing=set(range(self._settings.shards)),

@@ -1,0 +1,155 @@
+"""elastic: learners keep parameters of their own, which a shared centre attracts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unisono.errors import UserError
+from unisono.fabric import Vector
+from unisono.strategies.base import (
+    Replica,
+    RoundPlan,
+    Sharding,
+    StateBundle,
+    Strategy,
+    Updater,
+    check_finite,
+)
+from unisono.strategies.engines.server_worker import ServerParticipant
+
+
+@dataclass
+class Centre:
+    """A shard of the centre c: a push of x with the moving rate a leads to c + a (x - c)."""
+
+    values: Vector
+
+    def step(self, gradient: Vector, rates: Sequence[float]) -> None:
+        """Moves towards the learner's parameters."""
+        self.values.scale(1 - rates[0])
+        self.values.add(gradient, rates[0])
+
+    def state(self) -> StateBundle:
+        """There is none."""
+        return StateBundle()
+
+    def load_state(self, bundle: StateBundle) -> None:
+        """There is none."""
+
+
+class ElasticAccumulator:
+    """A learner's own parameters, which are pushed as they are.
+
+    The reply to a push of x is the centre after it, c' = c + a (x - c), so the learner knows how
+    far the centre has moved and goes back by the same:
+
+        d = a (x - c) = a / (1 - a) (x - c'),    x <- x - d,
+
+    steps that it took meanwhile included. What centre and learner add up to stays the same.
+    """
+
+    steps_locally = True
+
+    def __init__(self, replica: Replica, beta: float) -> None:
+        self._replica = replica
+        self._beta = beta
+        self._pushed: Vector | None = None
+        self._moving_rate = 0.0
+        self._begun = False
+
+    def add(self, examples: int) -> None:
+        """The learner has begun to explore."""
+        self._begun = True
+
+    def take(self, model: Vector, share: float, rounds: int) -> Vector:
+        """The parameters."""
+        self._pushed = self._replica.parameters()
+        self._moving_rate = self._beta * share
+        check_finite(self._replica, self._pushed, rounds)
+        return self._pushed.copy()
+
+    def rates(self, share: float) -> Sequence[float]:
+        """The moving rate: all learners together move the centre by ``beta`` of the way."""
+        return (self._beta * share,)
+
+    def updater(self, values: Vector, start: int) -> Updater:
+        """Of a shard of the centre."""
+        return Centre(values)
+
+    def pull(self, model: Vector) -> None:
+        """Takes its own half of the exchange; who has not begun yet begins from the centre."""
+        pushed, self._pushed = self._pushed, None
+        if pushed is not None:
+            a = self._moving_rate
+            pushed.difference(model, pushed)
+            x = self._replica.parameters()
+            x.add(pushed, a / (1 - a))
+            self._replica.replace(x)
+            self._replica.recycle(x)
+            self._replica.recycle(pushed)
+        elif not self._begun:
+            self._replica.replace(model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic(Strategy):
+    """Asynchronous elastic averaging SGD (EASGD: Zhang, Choromanska and LeCun 2015).
+
+    Each of L learners takes steps on parameters x_i of its own. After every ``push_every`` of them
+    it exchanges with the centre c, which lies in shards with the learners:
+
+        d = a (x_i - c),    x_i <- x_i - d,    c <- c + d,    a = beta / L.
+
+    An exchange leaves c + sum_i x_i as it is. The centre is the consensus; learners are never reset
+    to it, so that they stay apart and explore. The paper's a is the moving rate (its learning rate
+    times rho), and 0.9 its choice of beta.
+    """
+
+    push_every: int = 8
+    """Minibatches between two exchanges of a learner with the centre (tau in the paper)."""
+    beta: float = 0.9
+    """How far the exchanges of all learners move the centre towards them; above 0, below 1."""
+    overlap: bool = True
+    """Whether learners compute on while an exchange is under way; off: they wait for it."""
+    shards: int = 4
+    """Pieces of the centre; so many learners hold one each."""
+
+    name: ClassVar[str] = "elastic"
+    paper: ClassVar[str] = "https://arxiv.org/abs/1412.6651"
+    shares: ClassVar[str] = "parameters, with the centre; buffers and optimizer state stay local"
+    bound: ClassVar[int] = 0
+    warm_start: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.push_every < 1:
+            raise UserError(f"push_every is {self.push_every}: give at least one minibatch")
+        if not 0 < self.beta < 1:
+            raise UserError(f"beta is {self.beta}: it must be above 0 and below 1")
+        if self.shards < 1:
+            raise UserError(f"shards is {self.shards}: there must be at least one")
+
+    @property
+    def waits(self) -> str:
+        """Who waits for whom."""
+        return "nobody" if self.overlap else "each for the reply of the centre"
+
+    def staleness(self, learners: int) -> int:
+        """The exchanges of the others between two of one learner."""
+        return 2 * learners - 1 if self.overlap else learners - 1
+
+    def round_plan(self, batch_size: int) -> RoundPlan:
+        """Dynamic sharding; each commits by its own word."""
+        share = 4 * self.push_every
+        return RoundPlan(Sharding.DYNAMIC, share=share, rounds=1, commits_by_round=False)
+
+    def explain(self, learners: int) -> list[str]:
+        """The moving rate."""
+        return [
+            f"centre    moves by {self.beta / learners:.3g} of the way to a learner that pushes"
+        ]
+
+    def participant(self, replica: Replica) -> ServerParticipant:
+        """One learner's part."""
+        return ServerParticipant(replica, self, ElasticAccumulator(replica, self.beta))
