@@ -1,4 +1,4 @@
-"""A strategy of your own: elastic averaging.
+"""A strategy of your own: averaging that goes only a part of the way.
 
 After each round a learner goes a share ``pull`` of the way to the mean of all, not all the way:
 
@@ -9,11 +9,15 @@ what is handed out, and where newcomers begin.
 
     python examples/own_strategy.py
 
-runs the property suite on it. In a loop of your own: unisono.Learner(model, optimizer, Elastic()).
-With a name, for ``unisono train --strategy elastic``, in the pyproject.toml of your package:
+runs the property suite on it. In a loop of your own:
+
+    unisono.Learner(model, optimizer, PartialAveraging())
+
+With a name, for ``unisono train --strategy partial-averaging``, in the pyproject.toml of your
+package:
 
     [project.entry-points."unisono.strategies"]
-    elastic = "own_strategy:Elastic"
+    partial-averaging = "own_strategy:PartialAveraging"
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from unisono.testing import Promises, check_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic(Strategy):
+class PartialAveraging(Strategy):
     """Periodic averaging that pulls learners towards their mean, and lets them be different."""
 
     every: int = field(default=8192, metadata=EXAMPLES)
@@ -45,8 +49,7 @@ class Elastic(Strategy):
     """How far a learner goes towards the mean: 0 not at all, 1 all the way."""
     sharding: Sharding = Sharding.DYNAMIC
 
-    name: ClassVar[str] = "elastic"
-    paper: ClassVar[str] = "https://arxiv.org/abs/1412.6651"
+    name: ClassVar[str] = "partial-averaging"
 
     @property
     def waits(self) -> str:
@@ -58,12 +61,12 @@ class Elastic(Strategy):
         share = examples_to_minibatches(self.every, batch_size)
         return RoundPlan(self.sharding, share=share, rounds=2)
 
-    def participant(self, replica: Replica) -> ElasticParticipant:
+    def participant(self, replica: Replica) -> PartialAveragingParticipant:
         """One learner's part."""
-        return ElasticParticipant(replica, self.pull)
+        return PartialAveragingParticipant(replica, self.pull)
 
 
-class ElasticParticipant(ModelRoundsParticipant):
+class PartialAveragingParticipant(ModelRoundsParticipant):
     """One learner's part."""
 
     def __init__(self, replica: Replica, pull: float) -> None:
@@ -87,7 +90,7 @@ if __name__ == "__main__":
     # Learners do not end where the mean is; all else that plain averaging promises, this does, too.
     for sharding in Sharding:
         check_strategy(
-            lambda sharding=sharding: Elastic(every=8, sharding=sharding),  # type: ignore[misc]
+            lambda sharding=sharding: PartialAveraging(every=8, sharding=sharding),  # type: ignore[misc]
             promises=Promises(ends_equal=False),
         )
-        print(f"elastic, {sharding.value}: passed")
+        print(f"partial-averaging, {sharding.value}: passed")

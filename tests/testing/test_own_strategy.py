@@ -36,25 +36,31 @@ def example() -> ModuleType:
 @pytest.mark.parametrize("sharding", Sharding)
 def test_it_passes_the_suite(example: ModuleType, sharding: Sharding) -> None:
     check_strategy(
-        lambda: example.Elastic(every=8, sharding=sharding), schedulers=40, promises=PROMISES
+        lambda: example.PartialAveraging(every=8, sharding=sharding),
+        schedulers=40,
+        promises=PROMISES,
     )
 
 
 @pytest.mark.parametrize("sharding", Sharding)
 def test_it_passes_on_threads(example: ModuleType, sharding: Sharding) -> None:
-    check_on(ThreadCluster, lambda: example.Elastic(every=8, sharding=sharding), promises=PROMISES)
+    check_on(
+        ThreadCluster,
+        lambda: example.PartialAveraging(every=8, sharding=sharding),
+        promises=PROMISES,
+    )
 
 
 def test_learners_do_not_end_where_the_mean_is(example: ModuleType) -> None:
     """The promise that it does not make would not hold."""
     with pytest.raises(AssertionError, match="final parameters"):
-        check_strategy(lambda: example.Elastic(every=8), schedulers=0)
+        check_strategy(lambda: example.PartialAveraging(every=8), schedulers=0)
 
 
 def test_pulled_all_the_way_it_is_averaging(example: ModuleType) -> None:
     static = Sharding.STATIC
     check_same(
-        lambda: example.Elastic(every=8, sharding=static, pull=1.0),
+        lambda: example.PartialAveraging(every=8, sharding=static, pull=1.0),
         lambda: Deferred(every=8, sharding=static),
     )
 
@@ -71,22 +77,22 @@ class Deferred(unisono.Averaging):
 
 def test_not_pulled_at_all_its_learners_go_their_own_ways(example: ModuleType) -> None:
     with pytest.raises(AssertionError, match="do not come together"):
-        check_contraction(lambda: example.Elastic(every=8, pull=0.0))
+        check_contraction(lambda: example.PartialAveraging(every=8, pull=0.0))
 
 
 def test_it_is_found_by_its_name(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     group = "unisono.strategies"
-    points = EntryPoints([EntryPoint("elastic", "own_strategy:Elastic", group)])
+    points = EntryPoints([EntryPoint("partial-averaging", "own_strategy:PartialAveraging", group)])
     monkeypatch.setattr("unisono.strategies.registry.entry_points", lambda group: points)
-    made = make("elastic", {"pull": 0.3, "sharding": "static"})
-    assert made == example.Elastic(pull=0.3, sharding=Sharding.STATIC)
+    made = make("partial-averaging", {"pull": 0.3, "sharding": "static"})
+    assert made == example.PartialAveraging(pull=0.3, sharding=Sharding.STATIC)
 
 
 def test_an_instance_goes_into_a_loop_of_ones_own(example: ModuleType) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = [(torch.ones(3), torch.ones(1))] * 40
-    with unisono.Learner(model, optimizer, example.Elastic(every=8)) as learner:
+    with unisono.Learner(model, optimizer, example.PartialAveraging(every=8)) as learner:
         for x, y in learner.draw(data, batch_size=4):
             learner.step(((model(x) - y) ** 2).mean())
         assert learner.rounds > 0
