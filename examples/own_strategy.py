@@ -50,6 +50,7 @@ class PartialAveraging(Strategy):
     sharding: Sharding = Sharding.DYNAMIC
 
     name: ClassVar[str] = "partial-averaging"
+    paper: ClassVar[str] = "https://arxiv.org/abs/1412.6651"
 
     @property
     def waits(self) -> str:
