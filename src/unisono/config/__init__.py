@@ -5,6 +5,7 @@ from __future__ import annotations
 from unisono.config.layers import describe_keys, dump, load
 from unisono.config.tables import (
     DEFAULT_RATES,
+    ComputePrecision,
     Config,
     DeviceChoice,
     LinksConfig,
@@ -17,6 +18,7 @@ from unisono.config.tables import (
 
 __all__ = [
     "DEFAULT_RATES",
+    "ComputePrecision",
     "Config",
     "DeviceChoice",
     "LinksConfig",

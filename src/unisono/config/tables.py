@@ -35,6 +35,15 @@ class DeviceChoice(str, Enum):
     CUDA = "cuda"
 
 
+class ComputePrecision(str, Enum):
+    """What a learner computes in; `auto`: bfloat16 where the device is faster with it."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    TF32 = "tf32"
+    BFLOAT16 = "bfloat16"
+
+
 class ValidationChoice(str, Enum):
     """Which speakers a run is checked on."""
 
@@ -299,6 +308,12 @@ class Config(ConfigTable):
     )
     device: DeviceChoice = Field(
         default=DeviceChoice.AUTO, strict=False, description="where learners compute"
+    )
+    precision: ComputePrecision = Field(
+        default=ComputePrecision.AUTO,
+        strict=False,
+        description="numbers that models compute in: float32, tf32 (GPUs) or bfloat16; parameters "
+        "stay float32; auto: bfloat16 where it is faster",
     )
     timeout_s: float = Field(
         default=10.0,

@@ -15,7 +15,9 @@ from unisono.optim.rows import RowBuffer
 class ExactPreconditioner:
     """Computes [dW, db] = s_g s_x ghat' xhat with Kaldi's arithmetic, layer by layer.
 
-    This is what a CPU uses, and what `DevicePreconditioner` is tested against.
+    This is what a CPU uses, and what `DevicePreconditioner` is tested against. Where autocast makes
+    the derivatives bfloat16, ghat' xhat is computed in bfloat16, as autocast's own weight gradients
+    are; the estimates stay float32.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class ExactPreconditioner:
             x = self._inputs.gather(inputs, width, dtype, ones=bias is not None)
             _, scale_x = estimates[Side.INPUT].precondition(x, out=x)
             scale = scale_x * scale_g / summed
-            gradient = _scaled(scale, g.T, x[:, :width]).view(weight.shape).to(weight.dtype)
+            narrow = all(derivative.dtype is torch.bfloat16 for derivative in derivatives)
+            factors = torch.bfloat16 if narrow else dtype
+            gradient = _scaled(scale, g.to(factors).T, x[:, :width].to(factors))
+            gradient = gradient.view(weight.shape).to(weight.dtype)
             if bias is None:
                 return gradient, None
             shift = scale.to(dtype) * (g.T @ x[:, width])

@@ -79,9 +79,9 @@ class NaturalGradientSGD(Optimizer):
     side of a layer is an `OnlineNaturalGradient` (`ExactPreconditioner`). On a GPU an update of
     those would wait for the device, so there the estimates of all layers are one batch
     (`DevicePreconditioner`): nothing waits after the first minibatch, each layer is a few launches,
-    and all estimates are updated together, in `step`. Under autocast to bfloat16 rows are
-    multiplied in bfloat16 there, as autocast's own weight gradients are. Move a model to the GPU
-    before you make its optimizer.
+    and all estimates are updated together, in `step`. Move a model to the GPU before you make its
+    optimizer. Under autocast to bfloat16 both multiply rows in bfloat16, as autocast's own weight
+    gradients are.
 
     **Layers are parameter groups**, one for each module that has parameters, with its name in
     `layer`; so `lr`, `max_change`, `momentum` and `weight_decay` can be set for one layer.

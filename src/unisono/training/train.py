@@ -48,6 +48,7 @@ from unisono.training.divergence import Recovery
 from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.model_card import write_model_card
+from unisono.training.precision import check_precision
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
 from unisono.training.worker import Worker, choose_device
@@ -196,7 +197,7 @@ def check(config: Config) -> None:
     learners = config.learner_range[1]
     if not config.cluster:
         check_range(*config.learner_range)
-        choose_device(config, 0)
+        check_precision(config.precision, choose_device(config, 0))
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
     prep = open_data(config)

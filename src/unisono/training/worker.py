@@ -36,6 +36,7 @@ from unisono.training.builders import examples_in, open_data, shape_of, source_o
 from unisono.training.display import PARENT_SHOWS, show
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
 from unisono.training.kaldi.recipe import KaldiRecipe, decay_of
+from unisono.training.precision import autocast, choose_precision
 from unisono.training.rates import folds_momentum, make_schedule
 from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
@@ -146,6 +147,7 @@ class Worker:
         if self._config.init:
             model.load_state_dict(load_file(run.initial_model))
         self._model = model.to(self._device)
+        self._precision = choose_precision(self._config.precision, self._device, self._model)
         self._train = self._source(Part.TRAIN)
         checks = self._config.validation
         self._validator: Validator | None = None
@@ -210,8 +212,9 @@ class Worker:
             for x, y in learner.draw(self._train, config.epochs, minibatch):
                 rules.begin(learner)
                 for some, states in rules.parts(x.to(self._device), y.to(self._device)):
-                    logits = self._model(some).flatten(0, -2)
-                    loss = functional.cross_entropy(logits, states.flatten())
+                    with autocast(self._precision, self._device):
+                        logits = self._model(some).flatten(0, -2)
+                        loss = functional.cross_entropy(logits, states.flatten())
                     rules.note(loss, len(logits))
                     learner.step(loss)
                 rules.end(learner)
@@ -247,7 +250,8 @@ class Worker:
         lines = [
             *learner.describe(),
             f"schedule  {self._schedule.describe()}",
-            f"model     {config.model}, {parameters:,} parameters, on {self._device}",
+            f"model     {config.model}, {parameters:,} parameters",
+            f"device    {self._device}, computing in {self._precision.value}",
             *([f"initial   the model of {config.init}"] if config.init else []),
             f"optimizer {config.chosen_optimizer.value}",
             f"data      {self._prep.frames_of(Part.TRAIN):,} frames, {epochs}",
