@@ -1,6 +1,6 @@
 """Computing in bfloat16: is it faster on this device, and is as much learned?
 
-    python benchmarks/precision.py PREP --out DIR [--seeds 3] [--set key=value]...
+    python benchmarks/compute_precision.py PREP --out DIR [--seeds 3] [--set key=value]...
 
 times a step of the default network in float32 and in bfloat16, in turns, and trains PREP with each
 optimizer in both, once a seed; the difference of the final held-out log-probs is by pairs of equal
