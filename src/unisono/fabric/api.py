@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, overload
 
 from typing_extensions import TypeVar
 
 from unisono.fabric.address import Address, Addresses
-from unisono.fabric.codec import Malformed, TypedPort, encode_message, is_fixed
+from unisono.fabric.codec import (
+    JSON,
+    Malformed,
+    TypedPort,
+    encode_message,
+    is_fixed,
+    is_message,
+    size_of_message,
+)
 from unisono.fabric.vector import Vector
 
 CREDIT = 8
@@ -30,7 +37,6 @@ Body = Any
 """A message: a dataclass, or plain data."""
 PortName = str | TypedPort[Any]
 """A port, by name alone where its messages are plain data."""
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 B = TypeVar("B", default=Any)
@@ -176,7 +182,7 @@ class Rejected:
     why: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Message(Generic[B]):
     """A received message. Its vector is borrowed until ``release``."""
 
@@ -204,14 +210,24 @@ def encode(body: Body) -> bytes:
     last, data = _last_encoded
     if body is last and body is not None:
         return data
-    is_message = is_dataclass(body)
-    plain = encode_message(body) if is_message else body
-    data = _ENCODER.encode(plain).encode()
-    if len(data) > BODY_LIMIT:
-        raise ValueError(f"a message body of {len(data)} bytes; at most {BODY_LIMIT}")
-    if is_message and is_fixed(type(body)):
+    plain = encode_message(body) if is_message(body) else body
+    data = JSON.encode(plain).encode()
+    _check_size(len(data))
+    if is_message(body) and is_fixed(type(body)):
         _last_encoded = body, data
     return data
+
+
+def encoded_size(body: Body) -> int:
+    """The bytes of ``encode``, for a dataclass; nothing is encoded."""
+    nbytes = size_of_message(body)
+    _check_size(nbytes)
+    return nbytes
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > BODY_LIMIT:
+        raise ValueError(f"a message body of {nbytes} bytes; at most {BODY_LIMIT}")
 
 
 def name_of(port: PortName) -> str:
