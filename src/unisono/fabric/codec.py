@@ -16,7 +16,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from copy import copy as copy_object
 from functools import cache, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -182,7 +181,11 @@ def _derive(kind: Any) -> _Form:
         return _Form(_same, _same, plain_size, _copy_plain)
     if kind is float:
         return _Form(_same, _read_float, plain_size)
-    if kind in (int, str, bool, type(None)):
+    if kind is int:
+        return _Form(
+            _same, lambda plain: plain if type(plain) is int else _wrong(int, plain), _int_size
+        )
+    if kind in (str, bool, type(None)):
         read = lambda plain: plain if type(plain) is kind else _wrong(kind, plain)  # noqa: E731
         return _Form(_same, read, plain_size)
     if kind is Address:
@@ -232,6 +235,18 @@ def plain_size(value: Any) -> int:
     if kind is dict and all(type(key) is str for key in value):
         return sum([_text_size(k) + plain_size(v) + 2 for k, v in value.items()]) + _ends(value)
     return len(JSON.encode(value))
+
+
+def _int_size(value: Any) -> int:
+    return len(repr(value)) if type(value) is int else plain_size(value)
+
+
+def _pair_size(value: Any) -> int:
+    """Of two integers: most of what messages hold are ranges."""
+    first, second = value
+    if type(first) is int and type(second) is int:
+        return len(f"[{first},{second}]")
+    return _int_size(first) + _int_size(second) + len("[,]")
 
 
 def _ends(plain: Mapping[Any, Any]) -> int:
@@ -310,10 +325,14 @@ def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
         copies = [item.copy or _same for item in items]
         copy = lambda value: make([c(v) for c, v in zip(copies, value, strict=True)])  # noqa: E731
     sizes = [item.size for item in items]
+
+    def size(value: Any) -> int:
+        return sum([s(v) for s, v in zip(sizes, value, strict=True)]) + len(items) + 1
+
     return _Form(
         lambda value: [item.write(each) for item, each in zip(items, value, strict=True)],
         read,
-        lambda value: sum([s(v) for s, v in zip(sizes, value, strict=True)]) + len(items) + 1,
+        _pair_size if sizes == [_int_size, _int_size] else size,
         copy,
     )
 
@@ -440,10 +459,12 @@ def _dataclass_form(kind: Any) -> _Form:
     copies = [(name, form.copy) for name, (_, form) in fields.items() if form.copy is not None]
 
     def copy(message: Any) -> Any:
-        """As it was made and checked: only what can change is made anew."""
-        twin = copy_object(message)
+        """It was checked when it was made; only what can change is made anew."""
+        twin = object.__new__(kind)
+        values = twin.__dict__
+        values.update(message.__dict__)
         for name, copy_value in copies:
-            object.__setattr__(twin, name, copy_value(getattr(message, name)))
+            values[name] = copy_value(values[name])
         return twin
 
     is_fixed = kind.__dataclass_params__.frozen and not any(f.copy for _, f in fields.values())

@@ -52,8 +52,9 @@ class _Port:
         self.waiters: list[Waiter] = []
 
     def take(self, from_: Address | None) -> Message | None:
+        """The next message of anyone, which there must be, or of one."""
         if from_ is None:
-            return self.queue.popleft() if self.queue else None
+            return self.queue.popleft()
         for place, message in enumerate(self.queue):
             if message.sender == from_:
                 del self.queue[place]
@@ -80,23 +81,23 @@ class _Shared(Message[Any]):
 class _Lock:
     """A lock between the greenlets of one node; waiting for it is a switch like any other."""
 
-    __slots__ = ("_depth", "_node", "_owner", "_waiters")
+    __slots__ = ("_depth", "_kernel", "_node", "_owner", "_waiters")
 
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
+        self._kernel = node.kernel
         self._owner: Any = None
         self._depth = 0
         self._waiters: list[Waiter] = []
 
     def __enter__(self) -> _Lock:
-        me = greenlet.getcurrent()
-        if self._node.kernel.may_switch and forbidden_context() is None:
+        me, kernel = greenlet.getcurrent(), self._kernel
+        if kernel.may_switch and forbidden_context() is None:
             self._node.may_set_aside()
         while self._owner is not None and self._owner is not me:
             check_may_block()
-            waiter = self._node.kernel.waiter()
-            self._waiters.append(waiter)
-            self._node.kernel.park()
+            self._waiters.append(kernel.waiter())
+            kernel.park()
         self._owner = me
         self._depth += 1
         return self
@@ -158,11 +159,13 @@ class SimulatedNode:
     def sleep(self, seconds: float) -> None:
         """Lets the clock move on."""
         self._enter()
-        waiter = self.kernel.waiter()
-        self.kernel.wake_at(self.kernel.now + seconds, waiter)
+        kernel = self.kernel
+        waiter = kernel.waiter()
+        kernel.wake_at(kernel.now + seconds, waiter)
         while not waiter.fired:
-            self.kernel.park()
-            self._raise_if_cancelled()
+            kernel.park()
+            if self._reason is not None:
+                self._raise_if_cancelled()
 
     def lock(self) -> _Lock:
         """A lock between this node's activities."""
@@ -226,12 +229,13 @@ class SimulatedNode:
             nbytes, is_shared = len(data), is_message(body) and is_fixed(type(body))
         else:
             nbytes, is_shared = encoded_size(body), True
-        self._raise_if_cancelled()
         if wait:
             self._enter()
+        elif self._reason is not None:
+            self._raise_if_cancelled()
         key = (to, name_of(port))
         while True:
-            if to in self._gone:
+            if self._gone and to in self._gone:
                 raise Gone(to)
             channel = self._channels.get(key)
             if channel is None or channel.unreleased < CREDIT:
@@ -276,12 +280,14 @@ class SimulatedNode:
         """The next message."""
         self._enter()
         queue = self._port(name_of(port))
+        kernel = self.kernel
         timer: Waiter | None = None
         while True:
-            self._raise_if_cancelled()
-            message = queue.take(from_)
+            if self._reason is not None:
+                self._raise_if_cancelled()
+            message = queue.take(from_) if queue.queue else None
             if message is not None:
-                if message.vector is None:
+                if message.vector is None and message.on_release is not None:
                     message.release()
                 if type(message) is _Shared:
                     message.read(port)
@@ -292,16 +298,16 @@ class SimulatedNode:
                 raise Gone(from_)
             if timer is not None and timer.fired:
                 raise TimedOut
-            if timeout == 0.0 and self.kernel.is_still:
+            if timeout == 0.0 and kernel.is_still:
                 raise TimedOut
-            waiter = self.kernel.waiter()
+            waiter = kernel.waiter()
             queue.waiters.append(waiter)
             if timeout is not None:
                 if timer is None:
-                    timer = self.kernel.waiter()
-                    self.kernel.fire_at(self.kernel.now + timeout, timer)
+                    timer = kernel.waiter()
+                    kernel.fire_at(kernel.now + timeout, timer)
                 timer.target = waiter
-            self.kernel.park()
+            kernel.park()
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work`` now (or skips it), and lets ``cost`` seconds pass."""
@@ -379,7 +385,8 @@ class SimulatedNode:
             self.kernel.park()
 
     def _enter(self) -> None:
-        self._raise_if_cancelled()
+        if self._reason is not None:
+            self._raise_if_cancelled()
         if self.kernel.may_switch:
             check_may_block()
             self.may_set_aside()
