@@ -124,6 +124,15 @@ class View:
             self._memory.following = weakref.ref(following)
         return following
 
+    def notice(self, before: View) -> MembersChanged:
+        """What has changed since an earlier one."""
+        if before.members:
+            gone, joined = self.changes_since(before)
+            return MembersChanged(self.version, gone, tuple(m.address for m in joined))
+        if self._memory.joined is None:
+            self._memory.joined = tuple(member.address for member in self._sorted)
+        return MembersChanged(self.version, (), self._memory.joined)
+
     def changes_since(self, before: View) -> tuple[tuple[Address, ...], tuple[Member, ...]]:
         """Who is gone and who has joined since an earlier one, each sorted."""
         if self._memory.before is not None and self._memory.before() is before:
@@ -141,12 +150,14 @@ class View:
 class _ViewMemory:
     """The views before and after one, as long as somebody has them, and what was changed."""
 
-    __slots__ = ("before", "change", "following")
+    __slots__ = ("before", "change", "following", "joined")
 
     def __init__(self) -> None:
         self.before: weakref.ref[View] | None = None
         self.change: tuple[int, tuple[Member, ...], tuple[Address, ...]] | None = None
         self.following: weakref.ref[View] | None = None
+        self.joined: tuple[Address, ...] | None = None
+        """All of it, for those who know no view before it."""
 
 
 _views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
@@ -199,6 +210,7 @@ class Message(Generic[B]):
 
 
 _last_encoded: tuple[Body, bytes] = (None, b"")
+_last_sized: tuple[Body, int] = (None, 0)
 
 
 def encode(body: Body) -> bytes:
@@ -220,8 +232,13 @@ def encode(body: Body) -> bytes:
 
 def encoded_size(body: Body) -> int:
     """The bytes of ``encode``, for a dataclass; nothing is encoded."""
-    nbytes = size_of_message(body)
-    _check_size(nbytes)
+    global _last_sized
+    last, nbytes = _last_sized
+    if body is not last:
+        nbytes = size_of_message(body)
+        _check_size(nbytes)
+        if is_fixed(type(body)):
+            _last_sized = body, nbytes
     return nbytes
 
 

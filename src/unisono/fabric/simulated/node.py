@@ -22,7 +22,6 @@ from unisono.fabric.api import (
     Full,
     Gone,
     Member,
-    MembersChanged,
     Message,
     PortName,
     Rejected,
@@ -179,12 +178,11 @@ class SimulatedNode:
         """Takes over a newer view; what the leavers sent is delivered before they are gone."""
         if view.version <= self._view.version:
             return
-        gone, joined = view.changes_since(self._view)
+        notice = view.notice(self._view)
         self._view = view
-        for address in gone:
+        for address in notice.gone:
             self.kernel.flush(address, self.address)
-        self._gone.update(gone)
-        notice = MembersChanged(view.version, gone, tuple(m.address for m in joined))
+        self._gone.update(notice.gone)
         self._notify(notice, lambda port: port.members)
 
     def meet(self, member: Member) -> None:
