@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -118,7 +118,9 @@ class View:
         following = self._memory.following() if self._memory.following else None
         if following is None or following._memory.change != change:
             leavers = set(gone)
-            stay = [member for member in self.members if member.address not in leavers]
+            stay: Sequence[Member] = self.members
+            if leavers:
+                stay = [member for member in self.members if member.address not in leavers]
             following = View(version, tuple(sorted([*stay, *joined])))
             following._memory.before, following._memory.change = weakref.ref(self), change
             self._memory.following = weakref.ref(following)

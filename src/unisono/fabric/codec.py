@@ -354,14 +354,15 @@ def _dict_form(key: Any, value: Any) -> _Form:
         return {read_key(name): form.read(each) for name, each in plain.items()}
 
     copy_value = form.copy
-    size, key_size = form.size, _address_size if key is Address else lambda key: _text_size(str(key))
+    size, key_size = (
+        form.size,
+        _address_size if key is Address else lambda key: _text_size(str(key)),
+    )
     return _Form(
         lambda value: {str(k): form.write(v) for k, v in value.items()},
         read,
         lambda value: sum([key_size(k) + size(v) + 2 for k, v in value.items()]) + _ends(value),
-        dict
-        if copy_value is None
-        else lambda value: {k: copy_value(v) for k, v in value.items()},
+        dict if copy_value is None else lambda value: {k: copy_value(v) for k, v in value.items()},
     )
 
 

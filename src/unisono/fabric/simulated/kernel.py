@@ -263,7 +263,9 @@ class Kernel:
     @property
     def is_still(self) -> bool:
         """Whether nothing can happen any more before the clock moves on, if the clock decides."""
-        return self._is_timed and not self._ready and (not self._heap or self._heap[0][0] > self.now)
+        return (
+            self._is_timed and not self._ready and (not self._heap or self._heap[0][0] > self.now)
+        )
 
     def waiter(self) -> Waiter:
         """A wait of the running activity."""
@@ -321,7 +323,9 @@ class Kernel:
         arrival = now + self.network.delay(channel.sender, channel.receiver.address, size, now)
         if not self._is_timed:
             arrival += self.scheduler.jitter()
-        arrival = channel.arrival = max(arrival, channel.arrival)
+        if arrival < channel.arrival:
+            arrival = channel.arrival
+        channel.arrival = arrival
         queue.append((arrival, message))
         self._push(arrival, self._arrive, channel)
 
@@ -406,8 +410,12 @@ class Kernel:
             else:
                 return None
             task = argument if action is None else action(argument)
-            if task is not None and self._may_go_on(task):
-                return task
+            if task is None:
+                continue
+            if self._paused or self._random or task not in self._activities or task.dead:
+                if not self._may_go_on(task):
+                    continue
+            return task
 
     def _step(self) -> bool:
         """Makes one event happen, in the hub."""
@@ -441,7 +449,10 @@ class Kernel:
 
     def _heads(self) -> list[tuple[Delivery, Channel]]:
         return [
-            ((*channel.ends, channel.port, self._numbers.get((*channel.ends, channel.port), 0)), channel)
+            (
+                (*channel.ends, channel.port, self._numbers.get((*channel.ends, channel.port), 0)),
+                channel,
+            )
             for channel in self._busy
             if not self._is_cut(channel)
         ]

@@ -61,10 +61,9 @@ class _Port:
         return None
 
     def wake(self) -> None:
-        if self.waiters:
-            waiters, self.waiters = self.waiters, []
-            for waiter in waiters:
-                waiter.wake()
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.wake()
 
 
 @dataclass(slots=True)
@@ -209,7 +208,8 @@ class SimulatedNode:
 
     def post(self, port: PortName, body: Body) -> None:
         """A message to oneself."""
-        self.put(name_of(port), Message(self.address, body))
+        name = port if isinstance(port, str) else port.name
+        self.put(name, Message(self.address, body))
 
     def send(
         self,
@@ -231,7 +231,7 @@ class SimulatedNode:
             self._enter()
         elif self._reason is not None:
             self._raise_if_cancelled()
-        key = (to, name_of(port))
+        key = (to, port if isinstance(port, str) else port.name)
         while True:
             if self._gone and to in self._gone:
                 raise Gone(to)
@@ -277,7 +277,8 @@ class SimulatedNode:
     ) -> Message[Any]:
         """The next message."""
         self._enter()
-        queue = self._port(name_of(port))
+        name = port if isinstance(port, str) else port.name
+        queue = self._ports.get(name) or self._port(name)
         kernel = self.kernel
         timer: Waiter | None = None
         while True:
@@ -349,9 +350,10 @@ class SimulatedNode:
     def put(self, port: str, message: Message) -> None:
         """Called by the kernel: a message has arrived."""
         if not self._gone or message.sender not in self._gone:
-            queue = self._port(port)
+            queue = self._ports.get(port) or self._port(port)
             queue.queue.append(message)
-            queue.wake()
+            if queue.waiters:
+                queue.wake()
 
     def tell_lost(self, who: Address) -> None:
         """Called by the kernel: a peer's connections have ended."""
