@@ -6,22 +6,25 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import greenlet
 import torch
 
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.api import Message
+from unisono.fabric.simulated.network import Channel
+from unisono.fabric.simulated.network import Network as Network
+from unisono.fabric.simulated.network import SimulatedNetwork as SimulatedNetwork
 from unisono.fabric.simulated.schedulers import (
     Delivery,
     ExhaustiveScheduler,
     Scheduler,
     TimedScheduler,
 )
+from unisono.fabric.simulated.waiter import Waiter
 
 if TYPE_CHECKING:
     from unisono.fabric.simulated.node import SimulatedNode
@@ -34,90 +37,6 @@ Action = Callable[[Any], Any]
 
 class DeadlockError(Exception):
     """Nobody can run any more, or the time limit passed: a deadlock or a livelock."""
-
-
-class Network(Protocol):
-    """What a message costs."""
-
-    def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
-        """Seconds on the way of a message that is sent now; asked once a message, in order."""
-        ...
-
-    def sending(self, nbytes: int) -> float:
-        """Seconds of the sender's own core."""
-        ...
-
-
-@dataclass(frozen=True)
-class SimulatedNetwork:
-    """What a message costs: ``latency`` seconds, and its bytes at ``bandwidth`` bytes a second."""
-
-    latency: float = 0.0
-    bandwidth: float = float("inf")
-
-    def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
-        """Seconds on the way; messages do not get in each other's way."""
-        return self.latency + nbytes / self.bandwidth
-
-    def sending(self, nbytes: int) -> float:
-        """None."""
-        return 0.0
-
-
-class Waiter:
-    """One activity's wait: the first wake counts, later ones do nothing."""
-
-    __slots__ = ("_activity", "_kernel", "fired", "target")
-
-    def __init__(self, kernel: Kernel, activity: Any) -> None:
-        self._kernel = kernel
-        self._activity = activity
-        self.fired = False
-        self.target: Waiter | None = None
-
-    def wake(self) -> None:
-        """Makes the activity runnable."""
-        if not self.fired:
-            self.fired = True
-            self._kernel.run_soon(self._activity)
-
-    def resume(self) -> Any:
-        """As a timer: the activity goes on at once."""
-        if self.fired:
-            return None
-        self.fired = True
-        return self._activity
-
-    def fire(self) -> None:
-        """As a timer: notes that time is up, and wakes the wait that it belongs to."""
-        self.fired = True
-        if self.target is not None:
-            self.target.wake()
-
-
-class Channel:
-    """The way from one node to a port of another; messages on it keep their order."""
-
-    __slots__ = ("arrival", "is_passing", "port", "queue", "receiver", "sender", "unreleased")
-
-    def __init__(self, sender: Address, receiver: SimulatedNode, port: str) -> None:
-        self.sender = sender
-        self.receiver = receiver
-        """Who was at that address when something was last sent."""
-        self.port = port
-        self.queue: deque[tuple[float, Message]] = deque()
-        """Messages on their way, with when they arrive."""
-        self.arrival = 0.0
-        """When the last of them does."""
-        self.unreleased = 0
-        """Messages for which the sender has no credit back yet."""
-        self.is_passing = sender.role == receiver.address.role
-        """Between learners: it is forgotten when nothing is on it, as there may be many."""
-
-    @property
-    def ends(self) -> tuple[Address, Address]:
-        """Sender and receiver."""
-        return self.sender, self.receiver.address
 
 
 class Kernel:
@@ -165,7 +84,7 @@ class Kernel:
         self._numbers: dict[tuple[Address, Address, str], int] = {}
         self._running: Any = None
         self._starting: Any = None
-        """Runs next, for the first time: a greenlet begins at the depth of the one it is begun in."""
+        """Runs next, for the first time: begun by another, it would count as nested in that."""
         self._activities: dict[Any, tuple[SimulatedNode, str]] = {}
         self._of_node: dict[SimulatedNode, dict[Any, None]] = {}
         self._joining: dict[SimulatedNode, list[Waiter]] = {}
@@ -410,12 +329,8 @@ class Kernel:
             else:
                 return None
             task = argument if action is None else action(argument)
-            if task is None:
-                continue
-            if self._paused or self._random or task not in self._activities or task.dead:
-                if not self._may_go_on(task):
-                    continue
-            return task
+            if task is not None and self._may_go_on(task):
+                return task
 
     def _step(self) -> bool:
         """Makes one event happen, in the hub."""
@@ -448,12 +363,11 @@ class Kernel:
             task, self._starting = self._starting, None
 
     def _heads(self) -> list[tuple[Delivery, Channel]]:
+        """What can be delivered next."""
+        keys = [(*channel.ends, channel.port) for channel in self._busy]
         return [
-            (
-                (*channel.ends, channel.port, self._numbers.get((*channel.ends, channel.port), 0)),
-                channel,
-            )
-            for channel in self._busy
+            ((*key, self._numbers.get(key, 0)), channel)
+            for key, channel in zip(keys, self._busy, strict=True)
             if not self._is_cut(channel)
         ]
 
@@ -498,19 +412,22 @@ class Kernel:
 
     def _may_go_on(self, task: Any) -> bool:
         """Prepares for an activity to run; False: it has ended, or is paused."""
-        entry = self._activities.get(task)
-        if entry is None or task.dead:
+        if task not in self._activities or task.dead:
             return False
-        node = entry[0]
-        if self._paused:
-            parked = self._paused.get(node.address)
-            if parked is not None:
-                parked.append(task)
-                return False
+        if self._paused or self._random or self._exhaustive is not None:
+            return self._prepare(task)
+        return True
+
+    def _prepare(self, task: Any) -> bool:
+        address = self._activities[task][0].address
+        parked = self._paused.get(address)
+        if parked is not None:
+            parked.append(task)
+            return False
         if self._random:
-            self._swap_random(node.address)
+            self._swap_random(address)
         if self._exhaustive is not None:
-            self._exhaustive.touch(node.address)
+            self._exhaustive.touch(address)
         return True
 
     def _swap_random(self, address: Address | None) -> None:

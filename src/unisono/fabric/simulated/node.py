@@ -35,7 +35,9 @@ from unisono.fabric.api import (
 )
 from unisono.fabric.blocking import check_may_block, forbidden_context
 from unisono.fabric.codec import copy_message, is_fixed, is_message
-from unisono.fabric.simulated.kernel import Channel, Kernel, Waiter
+from unisono.fabric.simulated.kernel import Kernel
+from unisono.fabric.simulated.network import Channel
+from unisono.fabric.simulated.waiter import Waiter
 from unisono.fabric.vector import Vector
 
 T = TypeVar("T")
