@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 import random
 import types
 import typing
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from unisono.coordinator import messages
 from unisono.fabric import Address, Codec, Malformed, TypedPort, from_plain, learner, to_plain
+from unisono.fabric.api import BODY_LIMIT, encode, encoded_size
 from unisono.fabric.codec import copy_message, encode_message, is_fixed, kinds_of
 from unisono.strategies.engines import (
     collective,
@@ -100,6 +102,38 @@ def test_every_message_survives_the_wire(kind: type, data: st.DataObject) -> Non
     assert Codec[Any](kind).decode(travel(message)) == message
     copy = copy_message(message)
     assert copy == message and (copy is message) == is_fixed(kind)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_the_size_of_every_message_is_known_without_encoding_it(
+    kind: type, data: st.DataObject
+) -> None:
+    message = data.draw(values(kind))
+    assert encoded_size(message) == len(encode(message))
+
+
+@pytest.mark.parametrize("inside", [{1}, b"x", object(), [0.5, {2}], {(1, 2): 3}])
+def test_what_cannot_be_encoded_has_no_size(inside: Any) -> None:
+    for refuses in (encode, encoded_size):
+        with pytest.raises(TypeError):
+            refuses(messages.Event("x", {"field": inside}))
+        with pytest.raises(TypeError):
+            refuses(messages.StateReceived(inside))
+
+
+def test_the_size_is_limited_as_the_encoding_is() -> None:
+    long = messages.Event("x", {"field": "y" * BODY_LIMIT})
+    for refuses in (encode, encoded_size):
+        with pytest.raises(ValueError, match="a message body of"):
+            refuses(long)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -0.0, 1e300, True, 2**70])
+def test_the_size_of_odd_numbers(number: float) -> None:
+    message = messages.Event("x", {"field": number, "more": [number]})
+    assert encoded_size(message) == len(encode(message))
 
 
 def places(plain: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

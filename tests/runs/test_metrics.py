@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from unisono.errors import UserError
 from unisono.runs import Event, cut_torn_line, format_event, read_metrics
+from unisono.runs.metrics import began_at
 
 EVENTS: list[Event] = [
     {"event": "start", "time": 0.0, "learner": None, "lines": ["a\nb", "ü"]},
@@ -75,3 +77,14 @@ def test_lines_are_json_without_nan() -> None:
 
     event = json.loads(line, parse_constant=refuse)
     assert event == {"event": "train", "loss": None, "more": [None, {"x": None}]}
+
+
+def test_training_began_when_all_first_learners_were_there_or_when_the_others_began() -> None:
+    def told(name: str, time: float) -> dict[str, Any]:
+        return {"event": name, "time": time, "learner": 0}
+
+    together = [told("joined", 3.0), told("joined", 5.0), told("train", 6.0), told("joined", 9.0)]
+    assert began_at(together, 2) == 5.0
+    late = [told("joined", 3.0), told("train", 64.0), told("train", 65.0), told("joined", 90.0)]
+    assert began_at(late, 2) == 64.0
+    assert began_at([], 2) == 0.0

@@ -21,6 +21,9 @@ class Departed:
         self._after: dict[Address, set[Address]] = {}
         """Witnesses that went without a word."""
 
+    def __bool__(self) -> bool:
+        return bool(self._witnesses)
+
     @property
     def held(self) -> list[Address]:
         """All of them."""

@@ -30,7 +30,7 @@ class Outbox:
 
     def send(self, output: Output) -> None:
         """Sends, or keeps it."""
-        waiting = self._waiting.get((output.to, output.port))
+        waiting = self._waiting.get((output.to, output.port)) if self._waiting else None
         if waiting is None:
             if not self._try(output):
                 self._waiting[output.to, output.port] = deque([output])

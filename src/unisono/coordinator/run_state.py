@@ -12,7 +12,7 @@ from unisono.coordinator.messages import Body, Complete
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.coordinator.pace import LEAST_ROUNDS, LEAST_SHARE, Pace
 from unisono.coordinator.sync_rounds import SyncRounds
-from unisono.fabric.address import Address, Addresses
+from unisono.fabric.address import Address
 from unisono.fabric.api import View
 from unisono.pool.pool import Pool
 
@@ -22,7 +22,9 @@ class RunState:
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
-        self.view = View()
+        self._view = View()
+        self.learners = self._view.addresses()
+        """The living learners, in the members' order."""
         self.job: Job | None = None
         self.pool = Pool(0)
         self.pace = Pace(((0, LEAST_SHARE),))
@@ -47,9 +49,13 @@ class RunState:
         self.leader: Address | None = None
 
     @property
-    def learners(self) -> Addresses:
-        """The living learners, in the members' order."""
-        return self.view.addresses()
+    def view(self) -> View:
+        """Who takes part."""
+        return self._view
+
+    @view.setter
+    def view(self, view: View) -> None:
+        self._view, self.learners = view, view.addresses()
 
     @property
     def is_dynamic(self) -> bool:

@@ -54,6 +54,9 @@ JOURNAL_RETRY_S = 0.5
 STAY_S = 1.0
 """Seconds for which a coordinator that has come back serves, even if nobody is left."""
 
+_TOLD = (Join, Leave, Lost, Failed)
+"""Operations that the metrics tell of."""
+
 log = logging.getLogger("unisono")
 
 Sink = Callable[[dict[str, Any]], None]
@@ -126,11 +129,8 @@ class Service:
             commands += self._fail_of_a_loss(commands)
             outputs: list[Output] = []
             for command in commands:
-                if isinstance(command.operation, Join):
-                    self._note_metrics(command.operation.metrics)
-                self._tell_of(command)
-                if isinstance(command.operation, Lost):
-                    self._outbox.forget(command.who)
+                if isinstance(command.operation, _TOLD):
+                    self._tell_of(command)
                 outputs += self.state.apply(command)
             if commands and not self._record(commands):
                 outputs = self._stop_without_journal()
@@ -217,7 +217,8 @@ class Service:
     def _collect(self) -> list[Command]:
         """All messages that are there, waiting for the first."""
         commands: list[Command] = []
-        self._outbox.flush()
+        if not self._outbox.empty:
+            self._outbox.flush()
         patience = self._timeout / BEATS if self._outbox.empty else RETRY_S
         if not self.state.learners:
             patience = min(patience, STAY_S)
@@ -239,6 +240,8 @@ class Service:
         sender: Address,
         body: Numbered | Heartbeat | RequestView | Event | ConnectionLost | Rejected,
     ) -> Command | None:
+        if isinstance(body, Numbered):
+            return self._take_operation(sender, body)
         if isinstance(body, ConnectionLost):
             return Command(body.who, Lost(LossReason.PROCESS_ENDED))
         if isinstance(body, Rejected):
@@ -250,20 +253,28 @@ class Service:
             for output in self._membership.whole(sender):
                 self._send(output)
             return None
-        command = None
-        if isinstance(body, Numbered):
-            if isinstance(body.operation, Failed) and self._goes_on_without(sender, body.operation):
-                return Command(sender, Lost(LossReason.DIVERGED))
-            command = Command(sender, body.operation, body.sequence, body.reply)
-        if command is not None and _joins(command) and self.state.may_join(sender):
-            self._note_member(command)
+        if sender not in self.state.learners:
+            return self._take_of_stranger(sender, body, None)
+        self._note_seen(sender)
+        if self._status is not None:
+            self._status.heard(sender, body.phase)
+        return None
+
+    def _take_operation(self, sender: Address, body: Numbered) -> Command | None:
+        operation = body.operation
+        if isinstance(operation, Failed) and self._goes_on_without(sender, operation):
+            return Command(sender, Lost(LossReason.DIVERGED))
+        command = Command(sender, operation, body.sequence, body.reply)
+        if isinstance(operation, Join) and self.state.may_join(sender):
+            self._fabric.meet(Member(sender, operation.endpoint))
         elif sender not in self.state.learners:
             return self._take_of_stranger(sender, body, command)
-        self._seen.pop(sender, None)
-        self._seen[sender] = self._fabric.now()
-        if self._status is not None and isinstance(body, Heartbeat):
-            self._status.heard(sender, body.phase)
+        self._note_seen(sender)
         return command
+
+    def _note_seen(self, who: Address) -> None:
+        self._seen.pop(who, None)
+        self._seen[who] = self._fabric.now()
 
     def _take_of_stranger(
         self, sender: Address, body: Numbered | Heartbeat, command: Command | None
@@ -309,17 +320,24 @@ class Service:
     def _drop_malformed(self, commands: Iterable[Command]) -> list[Command]:
         """Those of whom other members say so."""
         reports = [c.operation for c in commands if isinstance(c.operation, ReportMalformed)]
+        if not reports:
+            return []
         dropped = [self._drop(r.who, r.why) for r in reports if r.who in self.state.learners]
         return [command for command in dropped if command is not None]
 
     def _tell(self, event: str, fields: dict[str, Any]) -> None:
         """Writes a line of the metrics."""
-        log.debug("unisono: %s %s", event, fields)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("unisono: %s %s", event, fields)
         self._sink({**fields, "event": event, "time": self._fabric.now() - self._began})
 
     def _tell_of(self, command: Command) -> None:
-        """Lets the metrics know who comes and who goes, and why the run ends."""
+        """Lets metrics and outbox know who comes and who goes, and why the run ends."""
         who, operation = command.who, command.operation
+        if isinstance(operation, Join):
+            self._note_metrics(operation.metrics)
+        elif isinstance(operation, Lost):
+            self._outbox.forget(who)
         about: dict[str, Any] = {"learner": who.number, "who": str(who)}
         is_member = who in self.state.learners
         if isinstance(operation, Join) and not is_member:
@@ -333,10 +351,6 @@ class Service:
         elif isinstance(operation, Failed) and self.state.failure is None:
             lines = operation.text.strip().splitlines() or [""]
             self._tell("failed", {**about, "reason": lines[-1], "cause": operation.cause.value})
-
-    def _note_member(self, command: Command) -> None:
-        if isinstance(command.operation, Join):
-            self._fabric.meet(Member(command.who, command.operation.endpoint))
 
     def _note_metrics(self, path: str) -> None:
         """Where the learners want the run's events, if it was not said at the start."""
@@ -365,6 +379,8 @@ class Service:
             self._seen = dict.fromkeys(self._seen, now)
         self._looked = now
         late = now - self._timeout
+        if not self._seen or next(iter(self._seen.values())) >= late:
+            return []
         silent = list(itertools.takewhile(lambda a: self._seen[a] < late, self._seen))
         for gone in [a for a in silent if a not in self.state.learners]:
             silent.remove(gone)
@@ -426,10 +442,6 @@ class Service:
                 self._unacknowledged[who] = count % BEATS
                 if count == BEATS:
                     self._notify(who, Acknowledged(self.state.acknowledged(who)))
-
-
-def _joins(command: Command) -> bool:
-    return isinstance(command.operation, Join)
 
 
 def serve(service: Service) -> None:

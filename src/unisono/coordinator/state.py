@@ -80,7 +80,7 @@ class State(RunState):
             if not isinstance(command.operation, Join) and command.who not in self.learners:
                 return []  # It has left, or was lost, while this was on its way.
             self.delivery.take(command)
-        self.handle(command.operation, command)
+        _handler(type(command.operation))(self, command.operation, command)
         self._advance()
         return self.delivery.out()
 
@@ -288,8 +288,9 @@ class State(RunState):
         self._commit_agreed()
         for command, answer in self.sync_rounds.regroup(self.learners, self.delivery.send):
             self.delivery.answer(command, answer)
-        for who in self._departed.freed(self.sync_rounds.may_contain):
-            self.pool.give_all_back(who)
+        if self._departed:
+            for who in self._departed.freed(self.sync_rounds.may_contain):
+                self.pool.give_all_back(who)
         if len(self.learners) >= self.expected:
             self.started = True
         if self.job is not None and self.started:
@@ -300,6 +301,8 @@ class State(RunState):
         self._let_leave()
 
     def _commit_agreed(self) -> None:
+        if self.sync_rounds.is_idle:
+            return
         before = self.sync_rounds.resolved
         for notes in self.sync_rounds.resolve(self.learners):
             for owner, ranges in notes.items():
@@ -308,6 +311,8 @@ class State(RunState):
 
     def _let_leave(self) -> None:
         """Dynamic sharding: after every sync round that counts the leaver; static: at once."""
+        if not self._leaving:
+            return
         static = self.job is not None and not self.is_dynamic
         for who, command in list(self._leaving.items()):
             if static or self.pool.over or not self.sync_rounds.may_contain(who):
@@ -315,3 +320,7 @@ class State(RunState):
                 self.delivery.answer(command, Left(last))
                 self._orderly = True
                 self._remove(who)
+
+
+_handler = State.__dict__["handle"].dispatcher.dispatch
+"""The method for a type of operation; ``State.handle`` would be made anew at each call."""

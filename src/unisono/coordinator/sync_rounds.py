@@ -50,6 +50,11 @@ class SyncRounds:
         """Whether a sync round is expected that is not resolved."""
         return any(stop > self.resolved for _, stop, _ in self._expected)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is expected, and none was completed that is not resolved."""
+        return not self._expected and not self._notes
+
     def start(self, number: int) -> None:
         """The first sync round's number: not 0 when a run goes on."""
         self.resolved = number

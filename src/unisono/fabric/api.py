@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, overload
 
 from typing_extensions import TypeVar
 
 from unisono.fabric.address import Address, Addresses
-from unisono.fabric.codec import Malformed, TypedPort, encode_message, is_fixed
+from unisono.fabric.codec import (
+    JSON,
+    Malformed,
+    TypedPort,
+    encode_message,
+    is_fixed,
+    is_message,
+    size_of_message,
+)
 from unisono.fabric.vector import Vector
 
 CREDIT = 8
@@ -30,7 +37,6 @@ Body = Any
 """A message: a dataclass, or plain data."""
 PortName = str | TypedPort[Any]
 """A port, by name alone where its messages are plain data."""
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 B = TypeVar("B", default=Any)
@@ -112,11 +118,22 @@ class View:
         following = self._memory.following() if self._memory.following else None
         if following is None or following._memory.change != change:
             leavers = set(gone)
-            stay = [member for member in self.members if member.address not in leavers]
+            stay: Sequence[Member] = self.members
+            if leavers:
+                stay = [member for member in self.members if member.address not in leavers]
             following = View(version, tuple(sorted([*stay, *joined])))
             following._memory.before, following._memory.change = weakref.ref(self), change
             self._memory.following = weakref.ref(following)
         return following
+
+    def notice(self, before: View) -> MembersChanged:
+        """What has changed since an earlier one."""
+        if before.members:
+            gone, joined = self.changes_since(before)
+            return MembersChanged(self.version, gone, tuple(m.address for m in joined))
+        if self._memory.joined is None:
+            self._memory.joined = tuple(member.address for member in self._sorted)
+        return MembersChanged(self.version, (), self._memory.joined)
 
     def changes_since(self, before: View) -> tuple[tuple[Address, ...], tuple[Member, ...]]:
         """Who is gone and who has joined since an earlier one, each sorted."""
@@ -135,12 +152,14 @@ class View:
 class _ViewMemory:
     """The views before and after one, as long as somebody has them, and what was changed."""
 
-    __slots__ = ("before", "change", "following")
+    __slots__ = ("before", "change", "following", "joined")
 
     def __init__(self) -> None:
         self.before: weakref.ref[View] | None = None
         self.change: tuple[int, tuple[Member, ...], tuple[Address, ...]] | None = None
         self.following: weakref.ref[View] | None = None
+        self.joined: tuple[Address, ...] | None = None
+        """All of it, for those who know no view before it."""
 
 
 _views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
@@ -176,7 +195,7 @@ class Rejected:
     why: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Message(Generic[B]):
     """A received message. Its vector is borrowed until ``release``."""
 
@@ -193,6 +212,7 @@ class Message(Generic[B]):
 
 
 _last_encoded: tuple[Body, bytes] = (None, b"")
+_last_sized: tuple[Body, int] = (None, 0)
 
 
 def encode(body: Body) -> bytes:
@@ -204,14 +224,29 @@ def encode(body: Body) -> bytes:
     last, data = _last_encoded
     if body is last and body is not None:
         return data
-    is_message = is_dataclass(body)
-    plain = encode_message(body) if is_message else body
-    data = _ENCODER.encode(plain).encode()
-    if len(data) > BODY_LIMIT:
-        raise ValueError(f"a message body of {len(data)} bytes; at most {BODY_LIMIT}")
-    if is_message and is_fixed(type(body)):
+    plain = encode_message(body) if is_message(body) else body
+    data = JSON.encode(plain).encode()
+    _check_size(len(data))
+    if is_message(body) and is_fixed(type(body)):
         _last_encoded = body, data
     return data
+
+
+def encoded_size(body: Body) -> int:
+    """The bytes of ``encode``, for a dataclass; nothing is encoded."""
+    global _last_sized
+    last, nbytes = _last_sized
+    if body is not last:
+        nbytes = size_of_message(body)
+        _check_size(nbytes)
+        if is_fixed(type(body)):
+            _last_sized = body, nbytes
+    return nbytes
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > BODY_LIMIT:
+        raise ValueError(f"a message body of {nbytes} bytes; at most {BODY_LIMIT}")
 
 
 def name_of(port: PortName) -> str:

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from unisono.fabric.address import Address
 
 T = TypeVar("T")
+JSON = json.JSONEncoder(separators=(",", ":"))
+"""What messages are encoded with."""
 KIND = "kind"
 
 
@@ -33,6 +36,8 @@ class _Form(NamedTuple):
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
+    size: Callable[[Any], int]
+    """Characters of JSON in what is written."""
     copy: Callable[[Any], Any] | None = None
     """None: they cannot change, and who has one may share it."""
 
@@ -47,14 +52,15 @@ class TypedPort(Generic[T]):
     def __init__(self, name: str, wire: Any = None) -> None:
         self.name = name
         self.kinds = kinds_of(wire)
+        self._types = frozenset(self.kinds.values())
 
     def accepts(self, kind: type) -> bool:
         """Whether other nodes may send messages of that type."""
-        return self.kinds.get(tag_of(kind)) is kind
+        return kind in self._types
 
     def read(self, body: Any) -> T:
         """The message; raises ``Malformed``."""
-        if dataclasses.is_dataclass(body):
+        if is_message(body):
             return typing.cast("T", body)  # posted here: nothing that travels is an instance
         return typing.cast("T", _read_tagged(self.kinds, body))
 
@@ -77,6 +83,17 @@ class Codec(Generic[T]):
 def encode_message(message: Any) -> dict[str, Any]:
     """A dataclass as plain data, with its kind."""
     return {KIND: tag_of(type(message)), **_form(type(message)).write(message)}
+
+
+def size_of_message(message: Any) -> int:
+    """The characters of JSON in ``encode_message``, without making it."""
+    kind = type(message)
+    return _with_kind(_form(kind).size(message), kind)
+
+
+def is_message(body: Any) -> bool:
+    """Whether it is an instance of a dataclass."""
+    return hasattr(type(body), "__dataclass_fields__")
 
 
 def is_fixed(kind: Any) -> bool:
@@ -104,6 +121,16 @@ def from_plain(kind: type[T], plain: Any) -> T:
 def tag_of(kind: Any) -> str:
     """The kind of a message: ``copies-wanted`` for ``CopiesWanted``."""
     return _tag(kind.__name__)
+
+
+@cache
+def _kind_size(kind: Any) -> int:
+    return len(f'"{KIND}":"{tag_of(kind)}"')
+
+
+def _with_kind(size: int, kind: Any) -> int:
+    """The size of an object with its kind, which comes first."""
+    return size + _kind_size(kind) + (size > len("{}"))
 
 
 @cache
@@ -151,13 +178,18 @@ _forms: dict[Any, _Form] = {}
 
 def _derive(kind: Any) -> _Form:
     if kind is Any:
-        return _Form(_same, _same, _copy_plain)
+        return _Form(_same, _same, plain_size, _copy_plain)
     if kind is float:
-        return _Form(_same, _read_float)
-    if kind in (int, str, bool, type(None)):
-        return _Form(_same, lambda plain: plain if type(plain) is kind else _wrong(kind, plain))
+        return _Form(_same, _read_float, plain_size)
+    if kind is int:
+        return _Form(
+            _same, lambda plain: plain if type(plain) is int else _wrong(int, plain), _int_size
+        )
+    if kind in (str, bool, type(None)):
+        read = lambda plain: plain if type(plain) is kind else _wrong(kind, plain)  # noqa: E731
+        return _Form(_same, read, plain_size)
     if kind is Address:
-        return _Form(str, _read_address)
+        return _Form(str, _read_address, _address_size)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _union_form(arguments)
@@ -168,7 +200,11 @@ def _derive(kind: Any) -> _Form:
     if origin is tuple:
         return _tuple_form(tuple, tuple(_form(argument) for argument in arguments))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _Form(lambda value: value.value, lambda plain: _read_enum(kind, plain))
+        return _Form(
+            lambda value: value.value,
+            lambda plain: _read_enum(kind, plain),
+            lambda value: plain_size(value.value),
+        )
     if isinstance(kind, type) and issubclass(kind, tuple):
         hints = typing.get_type_hints(kind)
         return _tuple_form(lambda items: kind(*items), tuple(map(_form, hints.values())))
@@ -185,6 +221,47 @@ def _copy_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _copy_plain(each) for key, each in value.items()}
     return [_copy_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def plain_size(value: Any) -> int:
+    """The characters of JSON in plain data; raises what ``json`` does if it is something else."""
+    kind = type(value)
+    if kind is int:
+        return len(repr(value))
+    if kind is str:
+        return _text_size(value)
+    if kind is float and value - value == 0.0:
+        return len(repr(value))
+    if kind is dict and all(type(key) is str for key in value):
+        return sum([_text_size(k) + plain_size(v) + 2 for k, v in value.items()]) + _ends(value)
+    return len(JSON.encode(value))
+
+
+def _int_size(value: Any) -> int:
+    return len(repr(value)) if type(value) is int else plain_size(value)
+
+
+def _pair_size(value: Any) -> int:
+    """Of two integers: most of what messages hold are ranges."""
+    first, second = value
+    if type(first) is int and type(second) is int:
+        return len(f"[{first},{second}]")
+    return _int_size(first) + _int_size(second) + len("[,]")
+
+
+def _ends(plain: Mapping[Any, Any]) -> int:
+    """The braces of an object, less the comma that its last member does not have."""
+    return 1 if plain else 2
+
+
+@lru_cache(maxsize=65536)
+def _address_size(address: Address) -> int:
+    return len(str(address)) + 2
+
+
+@lru_cache(maxsize=4096)
+def _text_size(text: str) -> int:
+    return len(JSON.encode(text))
 
 
 def _wrong(kind: Any, plain: Any) -> Any:
@@ -229,7 +306,12 @@ def _sequence_form(make: Callable[[Any], Any], item: _Form) -> _Form:
     if item.copy is not None or make is not tuple:
         copy_item = item.copy or _same
         copy = lambda value: make([copy_item(each) for each in value])  # noqa: E731
-    return _Form(lambda value: [item.write(each) for each in value], read, copy)
+    return _Form(
+        lambda value: [item.write(each) for each in value],
+        read,
+        lambda value: sum(map(item.size, value)) + max(len(value), 1) + 1,
+        copy,
+    )
 
 
 def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
@@ -242,9 +324,15 @@ def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
     if any(item.copy for item in items):
         copies = [item.copy or _same for item in items]
         copy = lambda value: make([c(v) for c, v in zip(copies, value, strict=True)])  # noqa: E731
+    sizes = [item.size for item in items]
+
+    def size(value: Any) -> int:
+        return sum([s(v) for s, v in zip(sizes, value, strict=True)]) + len(items) + 1
+
     return _Form(
         lambda value: [item.write(each) for item, each in zip(items, value, strict=True)],
         read,
+        _pair_size if sizes == [_int_size, _int_size] else size,
         copy,
     )
 
@@ -265,11 +353,16 @@ def _dict_form(key: Any, value: Any) -> _Form:
             _wrong(dict, plain)
         return {read_key(name): form.read(each) for name, each in plain.items()}
 
-    copy_value = form.copy or _same
+    copy_value = form.copy
+    size, key_size = (
+        form.size,
+        _address_size if key is Address else lambda key: _text_size(str(key)),
+    )
     return _Form(
         lambda value: {str(k): form.write(v) for k, v in value.items()},
         read,
-        lambda value: {k: copy_value(v) for k, v in value.items()},
+        lambda value: sum([key_size(k) + size(v) + 2 for k, v in value.items()]) + _ends(value),
+        dict if copy_value is None else lambda value: {k: copy_value(v) for k, v in value.items()},
     )
 
 
@@ -284,7 +377,7 @@ def _union_form(members: tuple[Any, ...]) -> _Form:
     def write(value: Any) -> Any:
         if value is None and nullable:
             return None
-        if dataclasses.is_dataclass(value) and kinds:
+        if kinds and is_message(value):
             return to_plain(value) if alone else encode_message(value)
         return _form(others[0]).write(value)
 
@@ -301,7 +394,16 @@ def _union_form(members: tuple[Any, ...]) -> _Form:
         form = _form(type(value) if value is None or type(value) in members else others[0])
         return value if form.copy is None else form.copy(value)
 
-    return _Form(write, read, copy if any(_form(m).copy for m in members) else None)
+    def size(value: Any) -> int:
+        if value is None and nullable:
+            return len("null")
+        kind = type(value)
+        if kinds and is_message(value):
+            fields = _form(kind).size(value)
+            return fields if alone else _with_kind(fields, kind)
+        return _form(others[0]).size(value)
+
+    return _Form(write, read, size, copy if any(_form(m).copy for m in members) else None)
 
 
 def _dataclass_form(kind: Any) -> _Form:
@@ -342,13 +444,32 @@ def _dataclass_form(kind: Any) -> _Form:
         except ValueError as error:
             raise Malformed(str(error)) from None
 
-    copies = [(name, form.copy or _same) for name, (_, form) in fields.items()]
+    sized = [
+        (name, _default_of(field), len(f',"{name}":'), form.size)
+        for name, (field, form) in fields.items()
+    ]
+
+    def size(message: Any) -> int:
+        total = 1
+        for name, default, name_size, size_of in sized:
+            value = getattr(message, name)
+            if type(value) is not type(default) or value != default:
+                total += name_size + size_of(value)
+        return max(total, len("{}"))
+
+    copies = [(name, form.copy) for name, (_, form) in fields.items() if form.copy is not None]
 
     def copy(message: Any) -> Any:
-        return kind(**{name: copy_value(getattr(message, name)) for name, copy_value in copies})
+        """It was checked when it was made; only what can change is made anew."""
+        twin = object.__new__(kind)
+        values = twin.__dict__
+        values.update(message.__dict__)
+        for name, copy_value in copies:
+            values[name] = copy_value(values[name])
+        return twin
 
     is_fixed = kind.__dataclass_params__.frozen and not any(f.copy for _, f in fields.values())
-    return _Form(write, read, None if is_fixed else copy)
+    return _Form(write, read, size, None if is_fixed else copy)
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:

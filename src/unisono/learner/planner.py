@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from unisono.coordinator.client import Client
 from unisono.coordinator.messages import Complete, RequestAssignment, RequestLease, Wait
@@ -23,8 +24,7 @@ class EndOfRound:
     checkpoint: bool
 
 
-@dataclass(frozen=True)
-class Minibatch:
+class Minibatch(NamedTuple):
     """One position of the pool in this learner's hands."""
 
     position: int

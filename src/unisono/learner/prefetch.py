@@ -30,6 +30,7 @@ class _End:
     error: Exception | None = None
 
 
+_ROOM = _Room()
 _FULL: TypedPort[_Next | _End] = TypedPort("prefetched")
 _FREE: TypedPort[_Room] = TypedPort("prefetch-room")
 
@@ -47,7 +48,7 @@ class Prefetcher(Generic[T]):
         fabric.port(_FULL)
         fabric.port(_FREE)
         for _ in range(depth):
-            fabric.post(_FREE, _Room())
+            fabric.post(_FREE, _ROOM)
         fabric.spawn("prefetch", self._make)
 
     def _make(self) -> None:
@@ -70,4 +71,4 @@ class Prefetcher(Generic[T]):
                     raise message.error
                 return
             yield message.item
-            self._fabric.post(_FREE, _Room())
+            self._fabric.post(_FREE, _ROOM)

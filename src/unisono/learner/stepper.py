@@ -24,6 +24,8 @@ from unisono.learner.task import Task
 from unisono.strategies.base import Participant, Sharding, TrainedWork
 
 T = TypeVar("T")
+_WAITING = (NoFreeLease, PoolExhausted)
+"""Items before which all others must have been trained."""
 
 
 class Stepper(Generic[T]):
@@ -162,7 +164,7 @@ class Stepper(Generic[T]):
             if isinstance(item, Minibatch):
                 self._task.announce(item)
                 announced += 1
-            room = 0 if isinstance(item, NoFreeLease | PoolExhausted) else self._task.window
+            room = 0 if isinstance(item, _WAITING) else self._task.window
             while ahead and (announced > room or not isinstance(ahead[0], Minibatch)):
                 first = ahead.popleft()
                 if isinstance(first, Minibatch):

@@ -124,6 +124,9 @@ def cut(ranges: Iterable[Range], start: int, stop: int) -> list[Range]:
 
 def merge(*parts: Iterable[Range]) -> Ranges:
     """The positions of all parts, in order, in as few ranges as possible."""
+    if len(parts) == 1 and type(parts[0]) is tuple and len(parts[0]) == 1:
+        only: Ranges = parts[0]
+        return only if only[0][0] < only[0][1] else ()
     ranges = [(start, stop) for part in parts for start, stop in part if start < stop]
     return tuple(RangeSet(ranges) if len(ranges) > 1 else ranges)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from unisono.config import Config
 from unisono.report.word_errors import Decoded, read_decoded
 from unisono.runs.directory import RunDirectory
-from unisono.runs.metrics import Event
+from unisono.runs.metrics import Event, began_at
 from unisono.runs.summary import Summary
 
 Point = tuple[float, float]
@@ -81,9 +81,8 @@ class History:
 
     @property
     def start_up_s(self) -> float:
-        """Seconds until the last of the first learners had joined."""
-        first = self.named("joined")[: self.config.first_learners]
-        return max((event["time"] for event in first), default=0.0)
+        """Seconds until the last of the first learners had joined, or the others had begun."""
+        return began_at(self.events, self.config.first_learners)
 
     def without_start_up(self) -> History:
         """Returns the run with its clock at 0 when the last of its first learners had joined.

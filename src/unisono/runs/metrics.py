@@ -8,7 +8,7 @@ docs/reference/events.md lists the names.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,16 @@ def read_metrics(path: Path) -> list[Event]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     return events
+
+
+def began_at(events: Sequence[Event], first_learners: int) -> float:
+    """When training began: as the last of the first learners joined.
+
+    Where some were late the others began without them; the first to tell of training tells it then.
+    """
+    joined = [event["time"] for event in events if event["event"] == "joined"][:first_learners]
+    trained = [event["time"] for event in events if event["event"] == "train"]
+    return min(max(joined, default=0.0), min(trained, default=float("inf")))
 
 
 def cut_torn_line(path: Path) -> None:

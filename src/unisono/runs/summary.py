@@ -123,7 +123,7 @@ class Summary(_Part):
         seed: seed of parameters and order.
         epochs: passes over the data that were asked for.
         examples: of the minibatches that were committed since the run was begun or last resumed.
-        start_up_s: seconds until the last of the first learners had joined.
+        start_up_s: seconds until the last of the first learners had joined, or the others began.
         wall_s: seconds from then to the end of training.
         validation_stalled_s: seconds of it that learners stood still for validation, summed.
         examples_per_s: `examples / wall_s`.

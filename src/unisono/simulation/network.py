@@ -122,6 +122,7 @@ class HostNetwork:
         return [ways[name] for ways, name in names if name]
 
     def _place(self, address: Address) -> int:
-        if address.role != "learner":
+        if address[0] != "learner":
             return 0
-        return self._places[min(address.number, len(self._places) - 1)]
+        number = address[1]
+        return self._places[number if number < len(self._places) else -1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,9 @@ from unisono.learner.task import Task
 from unisono.simulation.faults import Disturbances
 from unisono.simulation.loops import run_loops
 from unisono.strategies.base import StateBundle, Strategy
+
+YOUNG = 100_000
+"""Objects that are made before Python looks for cycles among them."""
 
 OnCompute = Callable[[int, float, float], None]
 """Takes the number of a learner, and when it began and ended to compute a minibatch."""
@@ -231,18 +236,19 @@ def time_strategy(
             if "staleness" in event:
                 stale.append(event["staleness"])
 
-    run = run_loops(
-        loop,
-        learners=learners,
-        cost=cost,
-        slowness=slowness,
-        spread=spread,
-        network=network,
-        disturbances=disturbances,
-        limit=float("inf"),
-        sink=sink,
-        numerics=False,
-    )
+    with _rare_collections():
+        run = run_loops(
+            loop,
+            learners=learners,
+            cost=cost,
+            slowness=slowness,
+            spread=spread,
+            network=network,
+            disturbances=disturbances,
+            limit=float("inf"),
+            sink=sink,
+            numerics=False,
+        )
     if not ended:
         raise UserError(f"{name}: every learner died before the end; let some come back")
     first = learners - len(disturbances.late if disturbances else ())
@@ -261,3 +267,14 @@ def time_strategy(
         [run.computed_s.get(number, 0.0) for number in range(learners)],
         rounds / learners,
     )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Inside, Python looks for cycles rarely: thousands of objects that stay, hardly any cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(YOUNG, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from unisono.fabric import Address
-from unisono.fabric.simulated.schedulers import Channel, ExhaustiveScheduler
+from unisono.fabric.simulated.schedulers import Delivery, ExhaustiveScheduler
 
 
 class Stretch(ExhaustiveScheduler):
@@ -26,7 +26,7 @@ class Stretch(ExhaustiveScheduler):
         self.deliveries = 0
         """In the longest run so far."""
 
-    def choose(self, deliveries: Sequence[Channel]) -> int | None:
+    def choose(self, deliveries: Sequence[Delivery]) -> int | None:
         """Outside of the stretch, the order is fixed."""
         self._place += 1
         self.deliveries = max(self.deliveries, self._place)

@@ -29,6 +29,7 @@ from unisono.launch.room import check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.runs.metrics import began_at
 from unisono.runs.summary import (
     Exchanges,
     LinkTraffic,
@@ -334,8 +335,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     checks = [e for e in events if e["event"] == "validation"]
     # Scores are told when they are done: the last one told need not be of the last model.
     last = max(checks, key=lambda e: e["global_examples"], default={})
-    joined = [e["time"] for e in events if e["event"] == "joined"][: config.first_learners]
-    start_up = max(joined, default=0.0)
+    start_up = began_at(events, config.first_learners)
     wall = max((e["time"] for e in left), default=0.0) - start_up
     rounds = [e for e in events if e["event"] == "round"]
     links = [
@@ -372,7 +372,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         divergences=sum(e["event"] == "diverged" for e in run.read_metrics()),
         rate_factor=config.rate.factor,
         learners_lost=len(outcome["lost"]),
-        learners_joined=outcome["joined"] - config.first_learners,
+        learners_joined=sum(e["event"] == "joined" and e["time"] > start_up for e in events),
         ended="finished" if outcome["over"] else "early",
     )
 

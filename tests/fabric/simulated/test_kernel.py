@@ -358,3 +358,90 @@ def test_vectors_are_copied_and_views_taken_over() -> None:
     world.play(A, send)
     world.play(B, receive)
     world.run()
+
+
+def test_activities_that_start_each_other_do_not_nest() -> None:
+    world = World()
+    ended: list[int] = []
+
+    def start(node: SimulatedNode, left: int) -> None:
+        if left:
+            node.spawn("next", lambda: start(node, left - 1))
+        node.sleep(1.0)
+        ended.append(left)
+
+    world.play(A, lambda node: (start(node, 3000), node.sleep(1.0))[1])
+    world.run()
+    assert ended == list(range(3000, -1, -1))
+
+
+def test_events_of_one_time_happen_in_the_order_in_which_they_were_planned() -> None:
+    world = World()
+    order: list[str] = []
+
+    def sleeper(name: str, *spans: float) -> Callable[[SimulatedNode], None]:
+        def play(node: SimulatedNode) -> None:
+            for span in spans:
+                node.sleep(span)
+            order.append(name)
+
+        return play
+
+    world.play(A, sleeper("planned second, in two parts", 0.5, 0.5))
+    world.play(B, sleeper("planned first", 1.0))
+    world.play(C, sleeper("planned last, at that time", 1.0, 0.0))
+    world.kernel.at(1.0, lambda: order.append("planned before the run"))
+    world.run()
+    assert order == [
+        "planned before the run",
+        "planned first",
+        "planned second, in two parts",
+        "planned last, at that time",
+    ]
+
+
+@pytest.mark.parametrize("kernel", [Kernel, lambda: Kernel(scheduler=SeededScheduler(0))])
+def test_what_comes_at_this_very_time_is_in_time(kernel: Callable[[], Kernel]) -> None:
+    """A timeout of 0 takes what is here, and what arrives now, and waits for nothing else."""
+    world = World(kernel())
+    found: list[int] = []
+
+    def send(node: SimulatedNode) -> None:
+        node.send(B, "x", 1)
+        node.sleep(1.0)
+        node.send(B, "x", 2)
+
+    def receive(node: SimulatedNode) -> None:
+        found.append(node.receive("x").body)
+        with pytest.raises(TimedOut):
+            node.receive("x", timeout=0.0)
+        assert node.now() < 1.0
+        found.append(node.receive("x", timeout=5.0).body)
+
+    world.play(A, send)
+    world.play(B, receive)
+    world.run()
+    assert found == [1, 2]
+
+
+def test_one_started_again_at_its_address_hears_those_who_spoke_to_it_before() -> None:
+    world = World()
+    heard: list[object] = []
+
+    def speak(node: SimulatedNode) -> None:
+        node.send(B, "x", "before")
+        node.sleep(1.0)
+        world.kernel.kill(B)
+        node.send(B, "x", "lost")
+        world.play(B, listen)
+        node.send(B, "x", "after")
+        node.sleep(1.0)
+
+    def listen(node: SimulatedNode) -> None:
+        heard.append(node.receive("x").body)
+        node.sleep(5.0)
+
+    world.play(A, speak)
+    world.play(B, listen)
+    world.run()
+    assert heard == ["before", "after"]

@@ -2,90 +2,41 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
 
 import greenlet
 import torch
 
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.api import Message
-from unisono.fabric.simulated.schedulers import ExhaustiveScheduler, Scheduler, TimedScheduler
+from unisono.fabric.simulated.network import Channel
+from unisono.fabric.simulated.network import Network as Network
+from unisono.fabric.simulated.network import SimulatedNetwork as SimulatedNetwork
+from unisono.fabric.simulated.schedulers import (
+    Delivery,
+    ExhaustiveScheduler,
+    Scheduler,
+    TimedScheduler,
+)
+from unisono.fabric.simulated.waiter import Waiter
 
 if TYPE_CHECKING:
     from unisono.fabric.simulated.node import SimulatedNode
 
 
 _HERE = os.path.dirname(__file__)
-Channel = tuple[Address, Address, str]
-"""Sender, receiver and port: order is kept in each."""
+Action = Callable[[Any], Any]
+"""What happens at an event, with its argument; an activity that it returns goes on at once."""
 
 
 class DeadlockError(Exception):
     """Nobody can run any more, or the time limit passed: a deadlock or a livelock."""
-
-
-class Network(Protocol):
-    """What a message costs."""
-
-    def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
-        """Seconds on the way of a message that is sent now; asked once a message, in order."""
-        ...
-
-    def sending(self, nbytes: int) -> float:
-        """Seconds of the sender's own core."""
-        ...
-
-
-@dataclass(frozen=True)
-class SimulatedNetwork:
-    """What a message costs: ``latency`` seconds, and its bytes at ``bandwidth`` bytes a second."""
-
-    latency: float = 0.0
-    bandwidth: float = float("inf")
-
-    def delay(self, sender: Address, receiver: Address, nbytes: int, now: float) -> float:
-        """Seconds on the way; messages do not get in each other's way."""
-        return self.latency + nbytes / self.bandwidth
-
-    def sending(self, nbytes: int) -> float:
-        """None."""
-        return 0.0
-
-
-class Waiter:
-    """One activity's wait: the first wake counts, later ones do nothing."""
-
-    __slots__ = ("_activity", "_kernel", "fired", "target")
-
-    def __init__(self, kernel: Kernel, activity: Any) -> None:
-        self._kernel = kernel
-        self._activity = activity
-        self.fired = False
-        self.target: Waiter | None = None
-
-    def wake(self) -> None:
-        """Makes the activity runnable."""
-        if not self.fired:
-            self.fired = True
-            self._kernel.run_soon(self._activity)
-
-    def resume(self) -> None:
-        """As a timer: the activity goes on at once."""
-        if not self.fired:
-            self.fired = True
-            self._kernel.resume_now(self._activity)
-
-    def fire(self) -> None:
-        """As a timer: notes that time is up, and wakes the wait that it belongs to."""
-        self.fired = True
-        if self.target is not None:
-            self.target.wake()
 
 
 class Kernel:
@@ -93,6 +44,10 @@ class Kernel:
 
     Events happen in the order of (time, the schedule's tie, count). Under ``ExhaustiveScheduler``
     the clock orders only timers; which message is delivered next is the schedule's choice.
+
+    Where the clock alone decides, an activity that parks makes the next events happen itself, and
+    hands over to the next activity without a detour through the hub, which is the activity of
+    ``run``. What is asked for with ``at`` may end activities, and happens in the hub.
     """
 
     def __init__(
@@ -116,13 +71,20 @@ class Kernel:
         self._exhaustive = (
             self.scheduler if isinstance(self.scheduler, ExhaustiveScheduler) else None
         )
-        self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._is_timed = isinstance(self.scheduler, TimedScheduler)
+        self._heap: list[tuple[float, float, int, Action | None, Any]] = []
+        """Later events: time, tie, count, and what happens; None: the activity goes on."""
+        self._ready: deque[tuple[Action | None, Any]] = deque()
+        """Events of now that came after now had begun, so after those of the heap; if timed."""
         self._count = itertools.count()
-        self._channels: dict[Channel, deque[tuple[float, Message]]] = {}
-        self._between: dict[tuple[Address, Address], dict[Channel, None]] = {}
-        """Channels with messages on their way, by sender and receiver."""
-        self._arrivals: dict[Channel, float] = {}
-        self._numbers: dict[Channel, int] = {}
+        self._busy: dict[Channel, None] = {}
+        """Channels with messages on their way."""
+        self._outbound: dict[Address, dict[tuple[Address, str], Channel]] = {}
+        self._inbound: dict[Address, dict[Channel, None]] = {}
+        self._numbers: dict[tuple[Address, Address, str], int] = {}
+        self._running: Any = None
+        self._starting: Any = None
+        """Runs next, for the first time: begun by another, it would count as nested in that."""
         self._activities: dict[Any, tuple[SimulatedNode, str]] = {}
         self._of_node: dict[SimulatedNode, dict[Any, None]] = {}
         self._joining: dict[SimulatedNode, list[Waiter]] = {}
@@ -137,15 +99,26 @@ class Kernel:
     def add(self, node: SimulatedNode) -> None:
         """A node has come up."""
         self.nodes[node.address] = node
+        node.is_up = True
         if node.address == COORDINATOR:
             for other in self.nodes.values():
                 other.coordinator_back()
         elif COORDINATOR not in self.nodes:
             node.coordinator_lost()
 
-    def reaches(self, address: Address) -> bool:
-        """Whether somebody listens at that address."""
-        return address in self.nodes
+    def outbound(self, address: Address) -> dict[tuple[Address, str], Channel]:
+        """The channels of a sender, by receiver and port, for a new node at its address.
+
+        It has all credit; what the node before it sent is still on its way, and comes first.
+        """
+        channels = self._outbound.setdefault(address, {})
+        for channel in channels.values():
+            channel.unreleased = 0
+        return channels
+
+    def inbound(self, address: Address) -> dict[Channel, None]:
+        """The channels with messages on their way to an address."""
+        return self._inbound.setdefault(address, {})
 
     def main(self, node: SimulatedNode, activity: Callable[[], None]) -> None:
         """Starts a node's main activity; ``run`` ends when all of these have."""
@@ -196,7 +169,22 @@ class Kernel:
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Runs ``action`` at that time."""
-        self._push(time, action)
+        self._push(time, _call, action)
+
+    def wake_at(self, time: float, waiter: Waiter) -> None:
+        """Lets the waiter's activity go on at that time."""
+        self._push(time, Waiter.resume, waiter)
+
+    def fire_at(self, time: float, waiter: Waiter) -> None:
+        """Lets a waiter know that it is that time."""
+        self._push(time, Waiter.fire, waiter)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing can happen any more before the clock moves on, if the clock decides."""
+        return (
+            self._is_timed and not self._ready and (not self._heap or self._heap[0][0] > self.now)
+        )
 
     def waiter(self) -> Waiter:
         """A wait of the running activity."""
@@ -204,11 +192,23 @@ class Kernel:
 
     def park(self) -> None:
         """Lets others run until the waiter wakes this activity."""
-        self._hub.switch()
+        me = greenlet.getcurrent()
+        task = self._next() if self._is_timed and me in self._activities else None
+        if task is me:
+            return
+        if task:
+            self._running = task
+            task.switch()
+        else:
+            self._starting = task
+            self._hub.switch()
 
     def run_soon(self, task: Any) -> None:
         """Makes an activity runnable."""
-        self._push(self.now, self.resume_now, task)
+        if self._is_timed:
+            self._ready.append((None, task))
+        else:
+            self._push(self.now, None, task)
 
     def wake_all(self, node: SimulatedNode) -> None:
         """Resumes every parked activity of a node, so that it sees its cancellation."""
@@ -222,35 +222,38 @@ class Kernel:
         self._join(node)
         if self.nodes.get(node.address) is node:
             del self.nodes[node.address]
+            node.is_up = False
             if node.address == COORDINATOR:
                 self._lose_coordinator()
             else:
                 self._tell_lost(node.address)
 
-    def send(
-        self, sender: Address, receiver: Address, port: str, message: Message, nbytes: int
-    ) -> None:
+    def send(self, channel: Channel, message: Message, nbytes: int) -> None:
         """Puts a message on its way."""
-        channel = (sender, receiver, port)
-        queue = self._channels.get(channel)
-        if queue is None:
-            queue = self._channels[channel] = deque()
-            self._between.setdefault((sender, receiver), {})[channel] = None
+        queue = channel.queue
+        if not queue:
+            self._busy[channel] = None
+            channel.receiver.inbound[channel] = None
         if self._exhaustive is not None:
             queue.append((0.0, message))
             return
-        size = nbytes + (0 if message.vector is None else message.vector.nbytes)
-        delay = self.network.delay(sender, receiver, size, self.now)
-        arrival = self.now + delay + self.scheduler.jitter()
-        arrival = max(arrival, self._arrivals.get(channel, 0.0))
-        self._arrivals[channel] = arrival
+        vector, now = message.vector, self.now
+        size = nbytes if vector is None else nbytes + vector.nbytes
+        arrival = now + self.network.delay(channel.sender, channel.receiver.address, size, now)
+        if not self._is_timed:
+            arrival += self.scheduler.jitter()
+        if arrival < channel.arrival:
+            arrival = channel.arrival
+        channel.arrival = arrival
         queue.append((arrival, message))
         self._push(arrival, self._arrive, channel)
 
     def flush(self, sender: Address, receiver: Address) -> None:
         """Delivers what is on its way between two nodes now: a death is told after it."""
-        for channel in list(self._between.get((sender, receiver), ())):
-            while self._channels.get(channel) and not self._is_cut(sender, receiver):
+        node = self.nodes.get(receiver)
+        inbound = () if node is None else node.inbound
+        for channel in [channel for channel in inbound if channel.sender == sender]:
+            while channel.queue and not self._is_cut(channel):
                 self._deliver(channel)
 
     def keep_random_state(self, node: SimulatedNode) -> None:
@@ -267,16 +270,18 @@ class Kernel:
         node = self.nodes.pop(address, None)
         if node is None:
             return
+        node.is_up = False
         node.die()
         self._paused.pop(address, None)
-        for channel in [c for c in self._channels if c[1] == address]:
+        for channel in list(node.inbound):
+            channel.queue.clear()
             self._drop(channel)
         for task in list(self._of_node.get(node, {})):
             self._end(task)
         if address == COORDINATOR:
             self._lose_coordinator()
         elif self._detection is not None:
-            self._push(self.now + self._detection, self._tell_lost, address)
+            self.at(self.now + self._detection, partial(self._tell_lost, address))
 
     def pause(self, address: Address) -> None:
         """SIGSTOP: nothing of the node runs until ``resume``."""
@@ -294,67 +299,105 @@ class Kernel:
     def heal(self, a: Address, b: Address) -> None:
         """The partition ends; what waited arrives."""
         self._cut.discard(frozenset((a, b)))
-        for channel, queue in self._channels.items():
-            if {a, b} == {channel[0], channel[1]}:
-                for arrival, _ in queue:
+        for channel in self._busy:
+            if {a, b} == set(channel.ends):
+                for arrival, _ in channel.queue:
                     self._push(max(self.now, arrival), self._arrive, channel)
 
     # Inside.
 
-    def _push(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
-        event = (time, self.scheduler.tie(), next(self._count), action, arguments)
-        heapq.heappush(self._heap, event)
+    def _push(self, time: float, action: Action | None, argument: Any) -> None:
+        if not self._is_timed:
+            event = (time, self.scheduler.tie(), next(self._count), action, argument)
+            heappush(self._heap, event)
+        elif time == self.now:
+            self._ready.append((action, argument))
+        else:
+            heappush(self._heap, (time, 0.0, next(self._count), action, argument))
+
+    def _next(self) -> Any:
+        """Makes events happen until an activity is to go on; None: the hub has to see to it."""
+        heap, ready = self._heap, self._ready
+        while True:
+            if ready and not (heap and heap[0][0] <= self.now):
+                action, argument = ready[0]
+                if action is _call:
+                    return None
+                ready.popleft()
+            elif heap and heap[0][3] is not _call and heap[0][0] <= self._limit:
+                self.now, _, _, action, argument = heappop(heap)
+            else:
+                return None
+            task = argument if action is None else action(argument)
+            if task is not None and self._may_go_on(task):
+                return task
 
     def _step(self) -> bool:
-        if self._exhaustive is not None and (not self._heap or self._heap[0][0] > self.now):
+        """Makes one event happen, in the hub."""
+        heap, ready = self._heap, self._ready
+        if self._exhaustive is not None and (not heap or heap[0][0] > self.now):
             heads = self._heads()
             if heads:
-                choice = self.scheduler.choose(heads)
+                choice = self.scheduler.choose([delivery for delivery, _ in heads])
                 assert choice is not None
-                self._deliver(heads[choice][:3])
+                self._deliver(heads[choice][1])
                 return True
-        if not self._heap:
+        if ready and not (heap and heap[0][0] <= self.now):
+            action, argument = ready.popleft()
+        elif heap:
+            self.now, _, _, action, argument = heappop(heap)
+        else:
             return False
-        self.now, _, _, action, arguments = heapq.heappop(self._heap)
-        action(*arguments)
+        task = argument if action is None else action(argument)
+        if task is not None and self._may_go_on(task):
+            self._run(task)
         return True
 
-    def _heads(self) -> Sequence[tuple[Address, Address, str, int]]:
+    def _run(self, task: Any) -> None:
+        """Lets an activity run, and those to which it hands over, until the hub is needed."""
+        while task is not None:
+            self._running = task
+            task.switch()
+            if self._running.dead:
+                self._forget(self._running)
+            task, self._starting = self._starting, None
+
+    def _heads(self) -> list[tuple[Delivery, Channel]]:
+        """What can be delivered next."""
+        keys = [(*channel.ends, channel.port) for channel in self._busy]
         return [
-            (*channel, self._numbers.get(channel, 0))
-            for channel, queue in self._channels.items()
-            if queue and not self._is_cut(channel[0], channel[1])
+            ((*key, self._numbers.get(key, 0)), channel)
+            for key, channel in zip(keys, self._busy, strict=True)
+            if not self._is_cut(channel)
         ]
 
     def _arrive(self, channel: Channel) -> None:
         """Delivers the next message if its time has come: it may have been flushed or cut off."""
-        queue = self._channels.get(channel)
-        if queue and queue[0][0] <= self.now and not self._is_cut(channel[0], channel[1]):
+        queue = channel.queue
+        if queue and queue[0][0] <= self.now and not (self._cut and self._is_cut(channel)):
             self._deliver(channel)
 
     def _deliver(self, channel: Channel) -> None:
-        _, receiver, port = channel
-        queue = self._channels[channel]
-        _, message = queue.popleft()
-        if not queue:
+        _, message = channel.queue.popleft()
+        if not channel.queue:
             self._drop(channel)
         if self._exhaustive is not None:
-            self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        node = self.nodes.get(receiver)
-        if node is not None:
-            node.put(port, message)
+            key = (*channel.ends, channel.port)
+            self._numbers[key] = self._numbers.get(key, 0) + 1
+        receiver: SimulatedNode | None = channel.receiver
+        if not channel.receiver.is_up:
+            receiver = self.nodes.get(channel.receiver.address)
+        if receiver is not None:
+            receiver.put(channel.port, message)
 
     def _drop(self, channel: Channel) -> None:
         """Nothing is on its way on this channel any more."""
-        del self._channels[channel]
-        self._arrivals.pop(channel, None)
-        channels = self._between[channel[:2]]
-        del channels[channel]
-        if not channels:
-            del self._between[channel[:2]]
+        channel.arrival = 0.0
+        del self._busy[channel]
+        del channel.receiver.inbound[channel]
 
-    def _is_cut(self, a: Address, b: Address) -> bool:
-        return bool(self._cut) and frozenset((a, b)) in self._cut
+    def _is_cut(self, channel: Channel) -> bool:
+        return bool(self._cut) and frozenset(channel.ends) in self._cut
 
     def _lose_coordinator(self) -> None:
         for other in list(self.nodes.values()):
@@ -363,26 +406,29 @@ class Kernel:
 
     def _tell_lost(self, address: Address) -> None:
         coordinator = self.nodes.get(COORDINATOR)
-        if coordinator is not None and not self._is_cut(address, COORDINATOR):
+        if coordinator is not None and frozenset((address, COORDINATOR)) not in self._cut:
             self.flush(address, COORDINATOR)
             coordinator.tell_lost(address)
 
-    def resume_now(self, task: Any) -> None:
-        """Lets an activity run until it parks; only from the hub."""
-        if task.dead or task not in self._activities:
-            return
-        node, _ = self._activities[task]
-        parked = self._paused.get(node.address)
+    def _may_go_on(self, task: Any) -> bool:
+        """Prepares for an activity to run; False: it has ended, or is paused."""
+        if task not in self._activities or task.dead:
+            return False
+        if self._paused or self._random or self._exhaustive is not None:
+            return self._prepare(task)
+        return True
+
+    def _prepare(self, task: Any) -> bool:
+        address = self._activities[task][0].address
+        parked = self._paused.get(address)
         if parked is not None:
             parked.append(task)
-            return
+            return False
         if self._random:
-            self._swap_random(node.address)
+            self._swap_random(address)
         if self._exhaustive is not None:
-            self._exhaustive.touch(node.address)
-        task.switch()
-        if task.dead:
-            self._forget(task)
+            self._exhaustive.touch(address)
+        return True
 
     def _swap_random(self, address: Address | None) -> None:
         """Those without a generator of their own share one, which is kept apart, too."""
@@ -439,3 +485,7 @@ class Kernel:
             where = "" if frame is None else f" in {frame.f_code.co_name}:{frame.f_lineno}"
             lines.append(f"{node.address.name}:{name}{where}")
         return ", ".join(sorted(lines))
+
+
+def _call(action: Callable[[], object]) -> None:
+    action()

@@ -6,7 +6,8 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import greenlet
@@ -21,7 +22,6 @@ from unisono.fabric.api import (
     Full,
     Gone,
     Member,
-    MembersChanged,
     Message,
     PortName,
     Rejected,
@@ -30,11 +30,14 @@ from unisono.fabric.api import (
     Traffic,
     View,
     encode,
+    encoded_size,
     name_of,
 )
 from unisono.fabric.blocking import check_may_block, forbidden_context
-from unisono.fabric.codec import copy_message, is_fixed
-from unisono.fabric.simulated.kernel import Kernel, Waiter
+from unisono.fabric.codec import copy_message, is_fixed, is_message
+from unisono.fabric.simulated.kernel import Kernel
+from unisono.fabric.simulated.network import Channel
+from unisono.fabric.simulated.waiter import Waiter
 from unisono.fabric.vector import Vector
 
 T = TypeVar("T")
@@ -50,8 +53,11 @@ class _Port:
         self.waiters: list[Waiter] = []
 
     def take(self, from_: Address | None) -> Message | None:
+        """The next message of anyone, which there must be, or of one."""
+        if from_ is None:
+            return self.queue.popleft()
         for place, message in enumerate(self.queue):
-            if from_ is None or message.sender == from_:
+            if message.sender == from_:
                 del self.queue[place]
                 return message
         return None
@@ -62,36 +68,36 @@ class _Port:
             waiter.wake()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Shared(Message[Any]):
     """A message that the receiver gets without reading it from its data."""
-
-    data: bytes = b""
 
     def read(self, port: PortName) -> None:
         """Becomes plain data where the port does not expect this type."""
         if isinstance(port, str) or not port.accepts(type(self.body)):
-            self.body = json.loads(self.data)
+            self.body = json.loads(encode(self.body))
 
 
 class _Lock:
     """A lock between the greenlets of one node; waiting for it is a switch like any other."""
 
+    __slots__ = ("_depth", "_kernel", "_node", "_owner", "_waiters")
+
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
+        self._kernel = node.kernel
         self._owner: Any = None
         self._depth = 0
         self._waiters: list[Waiter] = []
 
     def __enter__(self) -> _Lock:
-        me = greenlet.getcurrent()
-        if self._node.kernel.may_switch and forbidden_context() is None:
+        me, kernel = greenlet.getcurrent(), self._kernel
+        if kernel.may_switch and forbidden_context() is None:
             self._node.may_set_aside()
         while self._owner is not None and self._owner is not me:
             check_may_block()
-            waiter = self._node.kernel.waiter()
-            self._waiters.append(waiter)
-            self._node.kernel.park()
+            self._waiters.append(kernel.waiter())
+            kernel.park()
         self._owner = me
         self._depth += 1
         return self
@@ -100,9 +106,10 @@ class _Lock:
         self._depth -= 1
         if self._depth == 0:
             self._owner = None
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                waiter.wake()
+            if self._waiters:
+                waiters, self._waiters = self._waiters, []
+                for waiter in waiters:
+                    waiter.wake()
 
 
 class SimulatedNode:
@@ -118,7 +125,11 @@ class SimulatedNode:
         self, kernel: Kernel, address: Address, slowness: float = 1.0, spread: float = 0.0
     ) -> None:
         self.kernel = kernel
-        self._address = address
+        self.address = address
+        """Who this node is."""
+        self.is_up = False
+        """Whether the kernel delivers messages to it."""
+        self.inbound = kernel.inbound(address)
         self._slowness = slowness
         self._spread = spread
         self._random = random.Random(str(address))
@@ -129,7 +140,7 @@ class SimulatedNode:
         self._view = View()
         self._ports: dict[str, _Port] = {}
         self._gone: set[Address] = set()
-        self._credits: dict[tuple[Address, str], int] = {}
+        self._channels = kernel.outbound(address)
         self._credit_waiters: list[Waiter] = []
         self._reason: BaseException | None = None
         self._screen = Screen(self._tell_rejected)
@@ -137,14 +148,9 @@ class SimulatedNode:
         kernel.add(self)
 
     @property
-    def address(self) -> Address:
-        """Who this node is."""
-        return self._address
-
-    @property
     def endpoint(self) -> str:
         """A name; the kernel finds nodes by their address."""
-        return f"sim:{self._address}"
+        return f"sim:{self.address}"
 
     def now(self) -> float:
         """Virtual seconds."""
@@ -153,11 +159,13 @@ class SimulatedNode:
     def sleep(self, seconds: float) -> None:
         """Lets the clock move on."""
         self._enter()
-        waiter = self.kernel.waiter()
-        self.kernel.at(self.kernel.now + seconds, waiter.resume)
+        kernel = self.kernel
+        waiter = kernel.waiter()
+        kernel.wake_at(kernel.now + seconds, waiter)
         while not waiter.fired:
-            self.kernel.park()
-            self._raise_if_cancelled()
+            kernel.park()
+            if self._reason is not None:
+                self._raise_if_cancelled()
 
     def lock(self) -> _Lock:
         """A lock between this node's activities."""
@@ -171,12 +179,11 @@ class SimulatedNode:
         """Takes over a newer view; what the leavers sent is delivered before they are gone."""
         if view.version <= self._view.version:
             return
-        gone, joined = view.changes_since(self._view)
+        notice = view.notice(self._view)
         self._view = view
-        for address in gone:
-            self.kernel.flush(address, self._address)
-        self._gone.update(gone)
-        notice = MembersChanged(view.version, gone, tuple(m.address for m in joined))
+        for address in notice.gone:
+            self.kernel.flush(address, self.address)
+        self._gone.update(notice.gone)
         self._notify(notice, lambda port: port.members)
 
     def meet(self, member: Member) -> None:
@@ -203,7 +210,8 @@ class SimulatedNode:
 
     def post(self, port: PortName, body: Body) -> None:
         """A message to oneself."""
-        self.put(name_of(port), Message(self._address, body))
+        name = port if isinstance(port, str) else port.name
+        self.put(name, Message(self.address, body))
 
     def send(
         self,
@@ -215,36 +223,51 @@ class SimulatedNode:
         wait: bool = True,
     ) -> None:
         """Sends a copy; the kernel delivers it when the network lets it."""
-        data = encode(body)
-        self._raise_if_cancelled()
+        kernel = self.kernel
+        if kernel.numerics or not is_message(body):
+            data = encode(body)
+            nbytes, is_shared = len(data), is_message(body) and is_fixed(type(body))
+        else:
+            nbytes, is_shared = encoded_size(body), True
         if wait:
             self._enter()
-        key = (to, name_of(port))
+        elif self._reason is not None:
+            self._raise_if_cancelled()
+        key = (to, port if isinstance(port, str) else port.name)
         while True:
-            if to in self._gone:
+            if self._gone and to in self._gone:
                 raise Gone(to)
-            if self._credits.get(key, 0) < CREDIT:
+            channel = self._channels.get(key)
+            if channel is None or channel.unreleased < CREDIT:
                 break
             if not wait:
                 raise Full
-            self._credit_waiters.append(self.kernel.waiter())
-            self.kernel.park()
+            self._credit_waiters.append(kernel.waiter())
+            kernel.park()
             self._raise_if_cancelled()
-        if not self.kernel.reaches(to):
+        receiver = kernel.nodes.get(to)
+        if receiver is None:
             return
-        self._credits[key] = self._credits.get(key, 0) + 1
-        copy = None if vector is None else vector.copy()
+        if channel is None:
+            channel = self._channels[key] = Channel(self.address, receiver, key[1])
+        channel.receiver = receiver
+        channel.unreleased += 1
+        copy = None
         if vector is not None:
-            self.traffic.setdefault(to, Traffic()).bytes += vector.nbytes
-            if self._is_computing:
-                self._sent_meanwhile += self.kernel.network.sending(vector.nbytes)
-        release = lambda: self._give_credit(key)  # noqa: E731
-        message: Message[Any]
-        if is_dataclass(body) and (is_fixed(type(body)) or not self.kernel.numerics):
-            message = _Shared(self._address, copy_message(body), copy, release, data)
-        else:
-            message = Message(self._address, json.loads(data), copy, release)
-        self.kernel.send(self._address, to, name_of(port), message, len(data))
+            copy = vector.copy()
+            self._count_sent(to, vector.nbytes)
+        content = copy_message(body) if is_shared else json.loads(data)
+        kind = _Shared if is_shared else Message
+        release = partial(self._give_credit, channel)
+        kernel.send(channel, kind(self.address, content, copy, release), nbytes)
+
+    def _count_sent(self, to: Address, nbytes: int) -> None:
+        traffic = self.traffic.get(to)
+        if traffic is None:
+            traffic = self.traffic[to] = Traffic()
+        traffic.bytes += nbytes
+        if self._is_computing:
+            self._sent_meanwhile += self.kernel.network.sending(nbytes)
 
     @property
     def bytes_sent(self) -> int:
@@ -256,15 +279,18 @@ class SimulatedNode:
     ) -> Message[Any]:
         """The next message."""
         self._enter()
-        queue = self._port(name_of(port))
+        name = port if isinstance(port, str) else port.name
+        queue = self._ports.get(name) or self._port(name)
+        kernel = self.kernel
         timer: Waiter | None = None
         while True:
-            self._raise_if_cancelled()
-            message = queue.take(from_)
+            if self._reason is not None:
+                self._raise_if_cancelled()
+            message = queue.take(from_) if queue.queue else None
             if message is not None:
-                if message.vector is None:
+                if message.vector is None and message.on_release is not None:
                     message.release()
-                if isinstance(message, _Shared):
+                if type(message) is _Shared:
                     message.read(port)
                 if self._screen.passes(port, message):
                     return message
@@ -273,14 +299,16 @@ class SimulatedNode:
                 raise Gone(from_)
             if timer is not None and timer.fired:
                 raise TimedOut
-            waiter = self.kernel.waiter()
+            if timeout == 0.0 and kernel.is_still:
+                raise TimedOut
+            waiter = kernel.waiter()
             queue.waiters.append(waiter)
             if timeout is not None:
                 if timer is None:
-                    timer = self.kernel.waiter()
-                    self.kernel.at(self.kernel.now + timeout, timer.fire)
+                    timer = kernel.waiter()
+                    kernel.fire_at(kernel.now + timeout, timer)
                 timer.target = waiter
-            self.kernel.park()
+            kernel.park()
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work`` now (or skips it), and lets ``cost`` seconds pass."""
@@ -323,10 +351,11 @@ class SimulatedNode:
 
     def put(self, port: str, message: Message) -> None:
         """Called by the kernel: a message has arrived."""
-        if message.sender not in self._gone:
-            queue = self._port(port)
+        if not self._gone or message.sender not in self._gone:
+            queue = self._ports.get(port) or self._port(port)
             queue.queue.append(message)
-            queue.wake()
+            if queue.waiters:
+                queue.wake()
 
     def tell_lost(self, who: Address) -> None:
         """Called by the kernel: a peer's connections have ended."""
@@ -338,7 +367,9 @@ class SimulatedNode:
     def coordinator_lost(self) -> None:
         """Called by the kernel: the coordinator's connection has ended."""
         self._gone.add(COORDINATOR)
-        self._credits = {k: n for k, n in self._credits.items() if k[0] != COORDINATOR}
+        for (to, _), channel in self._channels.items():
+            if to == COORDINATOR:
+                channel.unreleased = 0
         self._wake_credit_waiters()
         for port in self._ports.values():
             port.wake()
@@ -356,7 +387,8 @@ class SimulatedNode:
             self.kernel.park()
 
     def _enter(self) -> None:
-        self._raise_if_cancelled()
+        if self._reason is not None:
+            self._raise_if_cancelled()
         if self.kernel.may_switch:
             check_may_block()
             self.may_set_aside()
@@ -365,16 +397,15 @@ class SimulatedNode:
     def _notify(self, body: Body, wanted: Callable[[_Port], bool]) -> None:
         for port in self._ports.values():
             if wanted(port):
-                port.queue.append(Message(self._address, body))
+                port.queue.append(Message(self.address, body))
             port.wake()
         self._wake_credit_waiters()
 
-    def _give_credit(self, key: tuple[Address, str]) -> None:
-        used = self._credits.get(key, 0)
-        if used > 1:
-            self._credits[key] = used - 1
-        elif used == 1:
-            del self._credits[key]
+    def _give_credit(self, channel: Channel) -> None:
+        if self.is_up and channel.unreleased:
+            channel.unreleased -= 1
+            if not channel.unreleased and channel.is_passing:
+                del self._channels[channel.receiver.address, channel.port]
         if self._credit_waiters:
             self._wake_credit_waiters()
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from unisono.fabric.address import Address
 
-Channel = tuple[Address, Address, str, int]
+Delivery = tuple[Address, Address, str, int]
 """Sender, receiver, port and the message's number on that channel: one delivery."""
 
 
@@ -32,7 +32,7 @@ class Scheduler(Protocol):
         """Whether the running activity is set aside at this fabric call."""
         ...
 
-    def choose(self, deliveries: Sequence[Channel]) -> int | None:
+    def choose(self, deliveries: Sequence[Delivery]) -> int | None:
         """Which delivery comes next; None: the one that the clock says."""
         ...
 
@@ -52,7 +52,7 @@ class TimedScheduler:
         """Never."""
         return False
 
-    def choose(self, deliveries: Sequence[Channel]) -> int | None:
+    def choose(self, deliveries: Sequence[Delivery]) -> int | None:
         """As the clock says."""
         return None
 
@@ -78,7 +78,7 @@ class SeededScheduler:
         """Now and then."""
         return self._random.random() < self._switching
 
-    def choose(self, deliveries: Sequence[Channel]) -> int | None:
+    def choose(self, deliveries: Sequence[Delivery]) -> int | None:
         """As the (jittered) clock says."""
         return None
 
@@ -93,24 +93,24 @@ class _Frame:
     ``asleep`` and ``tried`` say of each delivery which nodes it touched, when it was made here.
     """
 
-    def __init__(self, enabled: list[Channel], asleep: dict[Channel, set[Address]]) -> None:
+    def __init__(self, enabled: list[Delivery], asleep: dict[Delivery, set[Address]]) -> None:
         self.enabled = enabled
         self.asleep = asleep
-        self.tried: dict[Channel, set[Address]] = {}
+        self.tried: dict[Delivery, set[Address]] = {}
         self.last = enabled[0]
 
-    def take(self, delivery: Channel) -> None:
+    def take(self, delivery: Delivery) -> None:
         """Makes that delivery the one that is walked now."""
         self.last = delivery
         self.tried[delivery] = {delivery[1]}
 
-    def inherit(self) -> dict[Channel, set[Address]]:
+    def inherit(self) -> dict[Delivery, set[Address]]:
         """What is asleep after the last delivery: what was walked before and does not touch it."""
         touched = self.tried[self.last]
         walked = {**self.asleep, **self.tried}
         return {d: nodes for d, nodes in walked.items() if not nodes & touched}
 
-    def next(self) -> Channel | None:
+    def next(self) -> Delivery | None:
         """The next delivery worth trying."""
         for delivery in self.enabled:
             if delivery not in self.asleep and delivery not in self.tried:
@@ -145,7 +145,7 @@ class ExhaustiveScheduler:
         """Never: only deliveries are reordered."""
         return False
 
-    def choose(self, deliveries: Sequence[Channel]) -> int | None:
+    def choose(self, deliveries: Sequence[Delivery]) -> int | None:
         """The delivery of the path that is walked now."""
         if self._depth == len(self._path):
             asleep = self._path[-1].inherit() if self._path else {}

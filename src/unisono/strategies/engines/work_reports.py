@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from unisono.coordinator.messages import Commit
 from unisono.pool.ranges import Notes, RangeSet, merge, merge_notes, subtract
 from unisono.strategies.base import Replica
@@ -18,7 +20,9 @@ class WorkReports:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._sent: list[tuple[int, Notes]] = []
+        self._sent: deque[tuple[int, Notes]] = deque()
+        self._unacknowledged: Notes | None = {}
+        """Of all that is in ``_sent``; None: it has changed."""
         self._acknowledged = RangeSet()
         """Positions of learners that are still members."""
 
@@ -26,7 +30,9 @@ class WorkReports:
     def unacknowledged(self) -> Notes:
         """What the coordinator may not know yet."""
         self._look()
-        return merge_notes(*(notes for _, notes in self._sent))
+        if self._unacknowledged is None:
+            self._unacknowledged = merge_notes(*(notes for _, notes in self._sent))
+        return self._unacknowledged
 
     def report(self, notes: Notes) -> None:
         """Reports what is new of some work."""
@@ -38,6 +44,7 @@ class WorkReports:
         fresh = {owner: ranges for owner, ranges in fresh.items() if ranges}
         if fresh:
             self._sent.append((self._replica.client.tell(Commit(fresh)), fresh))
+            self._unacknowledged = None
             self._replica.record(notes={str(owner): note for owner, note in fresh.items()})
 
     def member_gone(self) -> None:
@@ -45,10 +52,14 @@ class WorkReports:
         self._acknowledged = RangeSet()
 
     def _look(self) -> None:
-        """Finds out what was acknowledged."""
-        client, members = self._replica.client, self._replica.fabric.members().addresses()
-        heard = [notes for number, notes in self._sent if not client.is_pending(number)]
-        self._sent = [(n, notes) for n, notes in self._sent if client.is_pending(n)]
+        """Finds out what was acknowledged; that happens in the order in which it was sent."""
+        client, heard = self._replica.client, []
+        while self._sent and not client.is_pending(self._sent[0][0]):
+            heard.append(self._sent.popleft()[1])
+        if not heard:
+            return
+        self._unacknowledged = None
+        members = self._replica.fabric.members().addresses()
         known = [ranges for notes in heard for owner, ranges in notes.items() if owner in members]
         for start, stop in merge(*known):
             self._acknowledged.add(start, stop)
