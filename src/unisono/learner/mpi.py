@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from unisono.errors import UserError
-from unisono.learner.ranks import Rank
+from unisono.learner.ranks import MPICH, OPEN_MPI, Rank
 
 
 def broadcast(rank: Rank, text: str) -> str:
@@ -34,6 +34,13 @@ def broadcast(rank: Rank, text: str) -> str:
 def _world(rank: Rank) -> Iterator[Any]:
     """All ranks; a script that uses MPI itself finds it as it was."""
     mpi = _load(rank)
+    library = " ".join(mpi.Get_library_version().partition(",")[0].splitlines()[0].split())
+    stranger = (
+        f"{rank.launcher} has started {rank.count} processes, but mpi4py has loaded another MPI "
+        f"({library}): use that one's mpirun, or install one MPI only"
+    )
+    if rank.launcher in (OPEN_MPI, MPICH) and (OPEN_MPI in library) != (rank.launcher == OPEN_MPI):
+        rank.refuse(stranger)
     if mpi.Is_finalized():
         raise UserError("MPI has been finalised in this process: make the unisono.Learner before")
     is_ours = not mpi.Is_initialized()
@@ -41,12 +48,7 @@ def _world(rank: Rank) -> Iterator[Any]:
         mpi.Init()
     try:
         if mpi.COMM_WORLD.Get_size() != rank.count:
-            library = " ".join(mpi.Get_library_version().partition(",")[0].splitlines()[0].split())
-            rank.refuse(
-                f"{rank.launcher} has started {rank.count} processes, but mpi4py has loaded "
-                f"another MPI ({library}), in which each is alone: use that one's mpirun, or "
-                "install one MPI only"
-            )
+            rank.refuse(stranger)
         world = mpi.COMM_WORLD.Dup()  # the script's own messages are not ours
         try:
             yield world

@@ -15,13 +15,13 @@ from typing import NoReturn
 
 from unisono.errors import UserError
 
-TORCHRUN, OPEN_MPI = "torchrun", "Open MPI"
+TORCHRUN, OPEN_MPI, MPICH = "torchrun", "Open MPI", "MPICH"
 _LAUNCHERS = {
     TORCHRUN: ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     OPEN_MPI: tuple(
         f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     ),
-    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    MPICH: ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "srun": ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 }
 """What each launcher calls rank, number of ranks, and the same on one machine."""
