@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ from support.hosts import Hosts
 from support.mpi import MPICH, OPEN_MPI, Mpi
 from support.own_script import SCRIPT, is_one_run
 
-SETS = ["network.hidden=[32]", "minibatch=64", "validation.enabled=false"]
+SETS = ["network.hidden=[32]", "minibatch=64", "threads=1", "validation.enabled=false"]
 BOTH = [OPEN_MPI, MPICH]
 Find = Callable[[str], Mpi]
 
@@ -163,10 +164,18 @@ def hosts() -> Iterator[Hosts]:
 
 
 LAUNCHER = {
-    OPEN_MPI: "--mca plm_ssh_agent {} --host {}:1,{}:1",
+    OPEN_MPI: "--mca plm_ssh_agent {} --host {}:1,{}:1 --map-by node",
     MPICH: "-launcher-exec {} -hosts {},{}",
 }
 """How each starts processes of other hosts: with a program in the place of ssh."""
+
+
+NAMED = 'hostname $0 && exec "$@"'
+"""Open MPI takes hosts of one name for one host."""
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1; shift
+case $host in"""
 
 
 @pytest.mark.long
@@ -174,18 +183,15 @@ LAUNCHER = {
 def test_ranks_of_two_hosts_find_each_other(
     find: Find, hosts: Hosts, name: str, prep: Path, tmp_path: Path
 ) -> None:
-    """Their names are the same here, so only addresses can tell them apart."""
+    named = [[*hosts.inside(n), "unshare", "-u", "sh", "-c", NAMED, f"host{n}"] for n in range(2)]
+    cases = [f'{hosts.address(n)}) exec {shlex.join(named[n])} sh -c "$*";;' for n in range(2)]
     ssh = tmp_path / "ssh"
-    cases = "".join(
-        f'{hosts.address(n)}) exec {" ".join(hosts.inside(n))} sh -c "$*";;\n' for n in range(2)
-    )
-    skip = 'while [ "${1#-}" != "$1" ]; do shift; done\n'
-    ssh.write_text(f"#!/bin/sh\n{skip}host=$1; shift\ncase $host in\n{cases}esac\n")
+    ssh.write_text("\n".join([SSH, *cases, "esac"]))
     ssh.chmod(0o700)
     options = LAUNCHER[name].format(ssh, hosts.address(0), hosts.address(1)).split()
     out = tmp_path / "run"
     words = train(prep, out, "averaging", 2)
-    job = find(name).run(2, *words, options=options, inside=hosts.inside(0))
+    job = find(name).run(2, *words, options=options, inside=named[0])
     assert job.wait(250) == 0, job.output
     for number in range(2):
         assert f"learner {number} listens on {hosts.address(number)} (eth0)" in job.output

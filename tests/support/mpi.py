@@ -1,4 +1,4 @@
-"""mpirun of Open MPI and of MPICH, as PyPI has them, for tests that start and kill its processes."""
+"""mpirun of Open MPI and of MPICH, as PyPI has them, for tests that kill its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 OPEN_MPI, MPICH = "openmpi", "mpich"
 _HAS = {OPEN_MPI: "prterun", MPICH: "hydra_pmi_proxy"}
 """A program that only this one has."""
-_OPTIONS = {OPEN_MPI: ["--oversubscribe"], MPICH: []}
 _COORDINATOR = "unisono.launch.coordinator_main"
 
 
@@ -88,11 +87,12 @@ class Mpi:
             "MPI4PY_LIBMPI": str(library),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._folder),
         }
-        mpirun = [str(self._prefix / "bin" / "mpirun"), *_OPTIONS[self.name], *options]
+        mpirun = [str(self._prefix / "bin" / "mpirun"), *options]
         command = [*inside, *mpirun, "-n", str(ranks), sys.executable, *map(str, words)]
         self._jobs.append(Job(command, environment))
         return self._jobs[-1]
