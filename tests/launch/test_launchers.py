@@ -13,6 +13,7 @@ import pytest
 
 from support.own_script import SCRIPT, is_one_run
 from unisono.errors import UserError
+from unisono.learner import ranks
 from unisono.learner.placement import SingleProcess, find_placement
 from unisono.learner.ranks import Rank
 
@@ -85,13 +86,25 @@ def test_mpirun_with_a_meeting_place_makes_one_run(kind: str, script: Path, tmp_
     assert is_one_run(tmp_path, "averaging", 2)
 
 
-@pytest.mark.long
-def test_mpirun_without_one_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
-    ended = run_all([script, tmp_path, "averaging"], mpirun("open-mpi", 2))
-    assert all(status != 0 for status, _ in ended)
-    (first, second) = [output for _, output in ended]
-    assert first.count("\n") == 1 and "MASTER_ADDR" in first and "unisono launch" in first
-    assert second == ""
+def test_mpirun_without_one_and_without_mpi4py_is_refused_by_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranks, "find_spec", lambda name: None)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for given in mpirun("open-mpi", 2):
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        refused = UserError if value_of_rank(given) == 0 else SystemExit
+        with pytest.raises(refused) as error:
+            find_placement()
+        if refused is UserError:
+            text = str(error.value)
+            assert all(way in text for way in ("unisono[mpi]", "MASTER_ADDR", "unisono launch"))
+
+
+def value_of_rank(given: dict[str, str]) -> int:
+    return int(given[MPI["open-mpi"]["RANK"]])
 
 
 def test_a_nested_launch_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
@@ -107,6 +120,8 @@ def test_a_nested_launch_is_refused_in_one_line(script: Path, tmp_path: Path) ->
         ({"RANK": "3", "WORLD_SIZE": "4"}, 3),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, 0),
+        ({"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "3"}, 2),
+        ({"PMIX_RANK": "2"}, None),
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"RANK": "0"}, None),
         ({}, None),

@@ -83,6 +83,21 @@ def test_a_script_that_uses_mpi_itself_goes_on_using_it(
     assert is_one_run(tmp_path, "averaging", 2)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "other"), [(OPEN_MPI, MPICH), (MPICH, OPEN_MPI)])
+def test_the_library_of_another_mpi_is_refused_in_one_line(
+    find: Find, name: str, other: str, tmp_path: Path
+) -> None:
+    """Each process would be alone in it."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    job = find(name).run(2, script, tmp_path, "averaging", library=find(other).library)
+    assert job.wait(120) != 0
+    lines = [line for line in job.output.splitlines() if line.startswith("unisono:")]
+    assert len(lines) == 1 and "but mpi4py has loaded another MPI" in lines[0]
+    assert "Traceback" not in job.output
+
+
 def start_and_kill(mpi: Mpi, words: list[str], out: Path, victim: int, *options: str) -> str:
     """Kills one of three ranks in mid-run; what mpirun has said, and how it ended."""
     job = mpi.run(3, *words, options=options)

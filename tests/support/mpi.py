@@ -73,18 +73,23 @@ class Mpi:
         if not found or find_spec("mpi4py") is None:
             pytest.skip(f"mpi4py or {name} is missing: pip install 'unisono[mpi]' {name}")
         self._prefix = found[0]
+        (self.library,) = (self._prefix / "lib").glob("libmpi.so.[0-9][0-9]")
         self._jobs: list[Job] = []
 
     def run(
-        self, ranks: int, *words: object, options: Sequence[str] = (), inside: Sequence[str] = ()
+        self,
+        ranks: int,
+        *words: object,
+        options: Sequence[str] = (),
+        inside: Sequence[str] = (),
+        library: Path | None = None,
     ) -> Job:
-        """Starts ``mpirun OPTIONS -n RANKS python WORDS``."""
-        (library,) = (self._prefix / "lib").glob("libmpi.so.[0-9][0-9]")
+        """Starts ``mpirun OPTIONS -n RANKS python WORDS``, with another MPI's library if wanted."""
         base = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI", "MASTER"))}
         environment = {
             **base,
             "PATH": f"{self._prefix / 'bin'}:{os.environ['PATH']}",
-            "MPI4PY_LIBMPI": str(library),
+            "MPI4PY_LIBMPI": str(library or self.library),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
