@@ -333,7 +333,8 @@ class Service:
         elif isinstance(operation, Lost) and is_member:
             why = {"reason": str(operation), "cause": operation.reason.value}
             self._tell("lost", about | why)
-            if self._announces:
+            goes_on = self.state.failure is None and len(self.state.learners) > 1
+            if self._announces and goes_on:
                 log.warning("unisono: %s was lost (%s); the others go on", who.name, operation)
         elif isinstance(operation, Failed) and self.state.failure is None:
             lines = operation.text.strip().splitlines() or [""]

@@ -129,7 +129,7 @@ def first_reached(places: Sequence[SocketAddress], seconds: float) -> SocketAddr
     """The first place where somebody accepts a connection; each has so many seconds to do it."""
     for place in places:
         with suppress(OSError):
-            socket.create_connection(tuple(place), seconds).close()
+            socket.create_connection((place.address, place.port), seconds).close()
             return place
     return None
 
