@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from unisono.errors import UserError
