@@ -44,9 +44,10 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 # 800 MB that only the long tests need: Ray, a driver for the chromium on the PATH, and libraries of
-# data. Without them their tests are skipped.
+# data. Without them their tests are skipped. MPICH has a folder of its own, beside Open MPI.
 $(FOR_LONG): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt lightning-fabric -e '.[cluster,browser,lhotse,huggingface,onnx]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --prefix $(VENV)/mpich mpich
 	@touch $(FOR_LONG)
 
 # What only the documentation needs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from support.commands import until
 from unisono.coordinator.client import Abandoned, Client
 from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.messages import Join
@@ -31,4 +32,23 @@ def test_the_first_loss_ends_the_run_for_all_if_the_set_is_fixed(fixed: bool) ->
         if isinstance(reason, Abandoned):
             assert reason.failure.cause is Cause.LEARNER_LOST
             assert reason.line == "learner 1 was lost (its process ended); go on with --resume"
+    host.close()
+
+
+@pytest.mark.parametrize("announces", [False, True])
+def test_a_loss_is_announced_while_others_go_on(
+    announces: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = Host()
+    coordinator = host.node(COORDINATOR)
+    service = Service(coordinator, MemoryJournal(), expected=2, timeout=5.0, announces=announces)
+    coordinator.spawn("serve", lambda: serve(service))
+    nodes = [host.node(learner(number)) for number in range(2)]
+    for node in nodes:
+        Client(node, 5.0).call(Join(""), "session")
+    nodes[1].close()
+    until(lambda: bool(service.state.lost), 60, "the loss")
+    said = [record.getMessage() for record in caplog.records if "was lost" in record.getMessage()]
+    line = "unisono: learner 1 was lost (its process ended); the others go on"
+    assert said == ([line] if announces else [])
     host.close()

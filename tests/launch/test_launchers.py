@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.own_script import SCRIPT, is_one_run
 from unisono.errors import UserError
+from unisono.learner import ranks
 from unisono.learner.placement import SingleProcess, find_placement
 from unisono.learner.ranks import Rank
-
-SCRIPT = """
-import json, os, sys
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-import unisono
-
-def train(strategy):
-    torch.manual_seed(0)
-    x = torch.randn(720, 4)
-    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    steps = 0
-    with unisono.Learner(model, optimizer, strategy) as learner:
-        for x, y in learner.draw(loader):
-            learner.step(torch.nn.functional.cross_entropy(model(x), y))
-            steps += 1
-        with learner.consensus():
-            weight = model.weight.flatten().tolist()
-        said = {"number": learner.number, "learners": learner.learners, "steps": steps}
-        said |= {"is_leader": learner.is_leader, "weight": weight}
-    with open(os.path.join(sys.argv[1], f"{strategy}-{learner.number}.json"), "a") as file:
-        file.write(json.dumps(said) + "\\n")
-
-for strategy in sys.argv[2:]:
-    train(strategy)
-"""
 
 
 def free_port() -> int:
@@ -82,23 +54,6 @@ def run_all(
             process.wait()
 
 
-def said(folder: Path, strategy: str, learners: int) -> list[dict[str, Any]]:
-    """What each learner wrote, once each."""
-    found = []
-    for number in range(learners):
-        (line,) = (folder / f"{strategy}-{number}.json").read_text().splitlines()
-        found.append(json.loads(line))
-    return found
-
-
-def is_one_run(folder: Path, strategy: str, learners: int) -> bool:
-    found = said(folder, strategy, learners)
-    steps = sum(each["steps"] for each in found)
-    is_leader = sum(each["is_leader"] for each in found)
-    same = all(each["weight"] == found[0]["weight"] for each in found)
-    return steps == 90 and is_leader == 1 and same and found[0]["learners"] == learners
-
-
 @pytest.mark.long
 def test_torchrun_makes_one_run_of_a_script(script: Path, tmp_path: Path) -> None:
     """Two solo copies made 90 steps each; and a script may train twice."""
@@ -131,13 +86,25 @@ def test_mpirun_with_a_meeting_place_makes_one_run(kind: str, script: Path, tmp_
     assert is_one_run(tmp_path, "averaging", 2)
 
 
-@pytest.mark.long
-def test_mpirun_without_one_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
-    ended = run_all([script, tmp_path, "averaging"], mpirun("open-mpi", 2))
-    assert all(status != 0 for status, _ in ended)
-    (first, second) = [output for _, output in ended]
-    assert first.count("\n") == 1 and "MASTER_ADDR" in first and "unisono launch" in first
-    assert second == ""
+def test_mpirun_without_one_and_without_mpi4py_is_refused_by_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranks, "find_spec", lambda name: None)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for given in mpirun("open-mpi", 2):
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        refused = UserError if value_of_rank(given) == 0 else SystemExit
+        with pytest.raises(refused) as error:
+            find_placement()
+        if refused is UserError:
+            text = str(error.value)
+            assert all(way in text for way in ("unisono[mpi]", "MASTER_ADDR", "unisono launch"))
+
+
+def value_of_rank(given: dict[str, str]) -> int:
+    return int(given[MPI["open-mpi"]["RANK"]])
 
 
 def test_a_nested_launch_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
@@ -153,6 +120,8 @@ def test_a_nested_launch_is_refused_in_one_line(script: Path, tmp_path: Path) ->
         ({"RANK": "3", "WORLD_SIZE": "4"}, 3),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, 0),
+        ({"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "3"}, 2),
+        ({"PMIX_RANK": "2"}, None),
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"RANK": "0"}, None),
         ({}, None),

@@ -71,8 +71,9 @@ class Service:
     where nobody listens any more, on several. ``fixed``: nobody may be lost, or the run has failed.
     A run begins when the ``expected`` learners are there; who has not come after a while is not
     waited for, unless the run ``waits_for_all``, because whoever starts them sees to it that they
-    come. Events go to ``sink``, or to what ``open_sink`` makes of a path that the learners name;
-    they have the time since the run ``began``, maybe in an earlier life of the coordinator.
+    come. It ``announces`` losses where no launcher does. Events go to ``sink``, or to what
+    ``open_sink`` makes of a path that the learners name; they have the time since the run
+    ``began``, maybe in an earlier life of the coordinator.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Service:
         open_sink: Callable[[str], Sink] | None = None,
         on_checkpoint: OnCheckpoint | None = None,
         waits_for_all: bool = False,
+        announces: bool = False,
         began: float | None = None,
     ) -> None:
         self.state = State(expected)
@@ -95,6 +97,7 @@ class Service:
         self._timeout = timeout
         self._fixed = fixed
         self._waits_for_all = waits_for_all
+        self._announces = announces
         self._sink = sink or (lambda event: None)
         self._open_sink = None if sink is not None else open_sink
         self._on_checkpoint = on_checkpoint or (lambda body: None)
@@ -348,6 +351,9 @@ class Service:
         elif isinstance(operation, Lost) and is_member:
             why = {"reason": str(operation), "cause": operation.reason.value}
             self._tell("lost", about | why)
+            goes_on = self.state.failure is None and len(self.state.learners) > 1
+            if self._announces and goes_on:
+                log.warning("unisono: %s was lost (%s); the others go on", who.name, operation)
         elif isinstance(operation, Failed) and self.state.failure is None:
             lines = operation.text.strip().splitlines() or [""]
             self._tell("failed", {**about, "reason": lines[-1], "cause": operation.cause.value})

@@ -74,6 +74,7 @@ def coordinate(
     metrics: Path | None,
     fixed: bool = False,
     waits_for_all: bool = False,
+    announces: bool = False,
 ) -> dict[str, Any]:
     """Serves one run to its end; goes on from the journal in the directory if there is one."""
     events = None if metrics is None else Events(metrics)
@@ -89,6 +90,7 @@ def coordinate(
         open_sink=_open_events,
         on_checkpoint=commit_checkpoint,
         waits_for_all=waits_for_all,
+        announces=announces,
         began=_began(directory, node.now()),
     )
     try:
@@ -154,6 +156,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--metrics", type=Path, default=None)
     parser.add_argument("--fixed", action="store_true", help="the loss of one ends the run")
+    parser.add_argument("--announce", action="store_true", help="print who is lost")
     parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
     name_process("coordinator")
@@ -167,6 +170,7 @@ def main() -> None:
             timeout=options.timeout,
             metrics=options.metrics,
             fixed=options.fixed,
+            announces=options.announce,
         )
     except UserError as error:
         sys.exit(f"unisono: {error}")

@@ -27,6 +27,7 @@ _EXTRAS = {
         "kaldialign",
     ),
     "demo": ("espeakng_loader",),
+    "mpi": ("mpi4py",),
 }
 """The modules of each extra of the package."""
 _GIB = 2**30

@@ -1,4 +1,4 @@
-"""``torchrun ... -m unisono train``: the processes that torchrun started are the learners."""
+"""``torchrun ... -m unisono train``, ``mpirun ... unisono train``: their processes are learners."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import signal
 import sys
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
 from unisono.coordinator.client import Abandoned
-from unisono.errors import UserError
+from unisono.errors import Diverged, UserError
 from unisono.fabric.local.child_processes import ChildProcesses
 from unisono.launch.coordinator_main import read_outcome
+from unisono.learner.meeting import Meeting
 from unisono.learner.placement import INTERFACE, at_placement
-from unisono.learner.ranks import GRACE_S, Meeting, Rank, lead, place_of
+from unisono.learner.rank_placement import GRACE_S, lead, place_of
+from unisono.learner.ranks import Rank
+from unisono.learner.uncaught import say_once
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
 from unisono.training.train import check, conclude, made, note_start
@@ -24,12 +28,12 @@ from unisono.training.worker import Worker
 
 
 def train_as_rank(rank: Rank, config: Config, out: Path, *, resume: bool = False) -> Summary | None:
-    """Trains as one of torchrun's processes; rank 0 has the summary.
+    """Trains as one of the launcher's processes; rank 0 has the summary.
 
     Raises:
         UserError: bad input, or a run that failed.
     """
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, partial(_leave, rank.launcher))
     if config.learner_range != (rank.count, rank.count):
         raise UserError(f"{rank.launcher} has started {rank.count} processes: leave --learners out")
     if config.tracking:
@@ -46,8 +50,8 @@ def train_as_rank(rank: Rank, config: Config, out: Path, *, resume: bool = False
         return None
 
 
-def _leave(number: int, frame: object) -> None:
-    sys.exit("unisono: torchrun has ended this process; go on from a checkpoint with --resume")
+def _leave(launcher: str, number: int, frame: object) -> None:
+    sys.exit(f"unisono: {launcher} has ended this process; go on from a checkpoint with --resume")
 
 
 def _lead(
@@ -87,7 +91,10 @@ def _train(
             children.wait()
     finally:
         children.stop(GRACE_S)
-    return read_outcome(folder, rank.count)
+    outcome = read_outcome(folder, rank.count)
+    if outcome["failure"] is not None:
+        raise UserError(f"the run failed: {outcome['failure']['text']}")
+    return outcome
 
 
 def _follow(rank: Rank, plan: dict[str, str], config: Config, folder: Path, resume: bool) -> None:
@@ -100,4 +107,9 @@ def _follow(rank: Rank, plan: dict[str, str], config: Config, folder: Path, resu
         local_count=rank.local_count or None,
     )
     with at_placement(placement):
-        worker.run()
+        try:
+            worker.run()
+        except Diverged as error:
+            if not rank.tolerant:
+                raise
+            say_once(str(error))  # the others go on, unless this process ends with an error

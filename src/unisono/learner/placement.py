@@ -226,7 +226,9 @@ def find_placement() -> Placement:
 
 
 def _of_launcher() -> Placement | None:
-    from unisono.learner.ranks import OfLauncher, Rank  # it is built on this module
+    # They are built on this module.
+    from unisono.learner.rank_placement import OfLauncher
+    from unisono.learner.ranks import Rank
 
     rank = Rank.from_environment()
     if rank is None:

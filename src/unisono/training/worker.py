@@ -139,7 +139,8 @@ class Worker:
         self._config = run.read_config()
         beside = local_count or self._config.learner_range[1]
         cores = max(1, (os.cpu_count() or 1) // beside)
-        torch.set_num_threads(self._config.threads or cores)
+        bound = len(os.sched_getaffinity(0))  # Open MPI gives a process one core
+        torch.set_num_threads(self._config.threads or min(cores, bound))
         self._device = choose_device(self._config, local_number)
         self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)

@@ -10,6 +10,8 @@ import array
 import fcntl
 import socket
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +46,10 @@ class SocketAddress(NamedTuple):
         if not (text.startswith("tcp:") and colon and port.isdigit()):
             raise UserError(f"{text!r} is not tcp:ADDRESS:PORT, such as tcp:[fd00::7]:4711")
         return SocketAddress(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+_ELSEWHERE = SocketAddress("192.0.2.1", 9)
+"""An address that nobody has (RFC 5737): the way to it is the way to the rest of the world."""
 
 
 def machine() -> str:
@@ -107,6 +113,25 @@ def address_of(interface: str) -> str:
         known = ", ".join(name for _, name in socket.if_nameindex())
         raise UserError(f"{interface!r} is no interface with an address here; there are {known}")
     return found
+
+
+def addresses() -> list[str]:
+    """Those of this machine that others may reach, the one towards the rest of the world first."""
+    found: list[str] = []
+    with suppress(UserError):
+        found.append(route_to(_ELSEWHERE))
+    for _, name in socket.if_nameindex():
+        found += [address for address in (_address4(name), _address6(name)) if address]
+    return [a for a in dict.fromkeys(found) if not a.startswith("127.")]
+
+
+def first_reached(places: Sequence[SocketAddress], seconds: float) -> SocketAddress | None:
+    """The first place where somebody accepts a connection; each has so many seconds to do it."""
+    for place in places:
+        with suppress(OSError):
+            socket.create_connection((place.address, place.port), seconds).close()
+            return place
+    return None
 
 
 def interface_of(address: str) -> str:
