@@ -154,11 +154,11 @@ class RunDirectory:
     def read_summary(self) -> Summary | None:
         """Reads summary.json; None while the run has not ended."""
         try:
-            text = self.summary.read_text(encoding="utf-8")
+            return Summary.from_json(self.summary.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        try:
-            return Summary.from_json(text)
+        except OSError as error:
+            raise UserError(f"cannot read {self.summary}: {error.strerror}") from None
         except ValueError as error:
             raise UserError(f"{self.summary} is not a summary of a run: {error}") from None
 
