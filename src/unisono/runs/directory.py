@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,8 +149,12 @@ class RunDirectory:
     def remove_untrained(self) -> None:
         """Removes the directory, unless something in it was trained."""
         trained = self.model.exists() or any(self.checkpoints.glob("*"))
-        if not trained and not any(log.stat().st_size for log in self.logs.glob("learner-*.log")):
+        if not trained and not self.logged_bytes():
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def logged_bytes(self) -> int:
+        """How long the learners' logs are: they grow with every minibatch that is trained."""
+        return sum(log.stat().st_size for log in self.logs.glob("learner-*.log"))
 
     def read_summary(self) -> Summary | None:
         """Reads summary.json; None while the run has not ended."""
@@ -165,6 +170,35 @@ class RunDirectory:
     def write_summary(self, summary: Summary) -> None:
         """Writes summary.json."""
         write_atomically(self.summary, summary.to_json().encode())
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a run was before somebody tried to go on with it."""
+
+    run: RunDirectory
+    config: bytes
+    metrics_bytes: int
+    logged_bytes: int
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> Earlier | None:
+        """Looks at a run; None: there is none yet."""
+        try:
+            config = run.config.read_bytes()
+            size = run.metrics.stat().st_size if run.metrics.exists() else 0
+            return cls(run, config, size, run.logged_bytes())
+        except OSError:
+            return None
+
+    def put_back(self) -> None:
+        """Makes the run what it was, unless it was trained since."""
+        if self.run.logged_bytes() != self.logged_bytes:
+            return
+        with suppress(OSError, UserError):
+            write_atomically(self.run.config, self.config)
+            if self.run.metrics.exists():
+                os.truncate(self.run.metrics, self.metrics_bytes)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
