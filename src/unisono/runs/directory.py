@@ -7,10 +7,12 @@ import secrets
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from unisono.config import Config, dump, load
 from unisono.errors import UserError
+from unisono.fabric.files import retry_while_full
 from unisono.runs.metrics import Event, cut_torn_line, read_metrics
 from unisono.runs.summary import Summary
 
@@ -201,33 +203,38 @@ class Earlier:
                 os.truncate(self.run.metrics, self.metrics_bytes)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, patience_s: float = 0.0) -> None:
     """Writes a file so that a reader, or a machine that loses power, finds old or new, whole.
 
-    The data is on disk before the name points to it, and the name before this returns.
+    The data is on disk before the name points to it, and the name before this returns. A disk that
+    is full is tried again for ``patience_s`` seconds.
 
     Raises:
         UserError: the file cannot be written, for example on a full disk.
     """
-    sibling = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        try:
-            # Not tempfile: its files are private to the user, and runs are shared.
-            with open(sibling, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(sibling, path)
-        except BaseException:
-            sibling.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        retry_while_full(partial(_replace, path, data), path, patience_s)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    sibling = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        # Not tempfile: its files are private to the user, and runs are shared.
+        with open(sibling, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(sibling, path)
+    except BaseException:
+        sibling.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _is_empty_folder(path: Path) -> bool:
