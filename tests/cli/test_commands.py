@@ -21,7 +21,9 @@ import typer
 
 from unisono.cli.main import main
 from unisono.data import Prep, synthesise
+from unisono.fabric import files
 from unisono.learner import checkpoint_files
+from unisono.runs import directory
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
 
@@ -297,6 +299,36 @@ def test_a_full_disk_is_told_and_training_goes_on(
     assert [p for p in (out / "checkpoints").iterdir() if p.name.isdigit()]
     counts = json.loads((out / "summary.json").read_text())["minibatches"]
     assert counts["committed"] == counts["leased"]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_disk_that_is_full_at_the_end_does_not_cost_the_model(
+    run: Run, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    """It is waited for; if that is in vain, the run can go on."""
+    out = tmp_path / "run"
+    real, refused = directory._replace, []
+
+    def replace(path: Path, data: bytes) -> None:
+        if path.name == "model.safetensors" and (stays or not refused):
+            refused.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(files, "_RETRY_S", 0.001)
+    monkeypatch.setattr(directory, "_replace", replace)
+    words = ["train", prep, "--out", out, *QUICK, "--set", "validation.enabled=false"]
+    status, _, error = run(*words, "--set", f"timeout_s={0.01 if stays else 60.0}")
+    path = out / "model.safetensors"
+    if stays:
+        assert status == 2 and len(refused) > 1
+        last = f"unisono: cannot write {path}: No space left on device; make room, and go on with"
+        assert error.splitlines()[-1] == f"{last} --resume"
+        monkeypatch.setattr(directory, "_replace", real)
+        status, _, error = run("train", "--out", out, "--resume")
+    else:
+        assert error.splitlines()[-1] == f"unisono: {path} is written now"
+    assert status == 0 and path.is_file(), error
 
 
 def test_report_of_two_runs(

@@ -10,7 +10,15 @@ import pytest
 
 from unisono.coordinator.client import Abandoned, Client
 from unisono.coordinator.journal import MemoryJournal
-from unisono.coordinator.messages import Join, Sync, Synced
+from unisono.coordinator.messages import (
+    Idle,
+    Join,
+    OfLearner,
+    RequestAssignment,
+    RoundBroken,
+    Sync,
+    Synced,
+)
 from unisono.coordinator.service import Service, serve
 from unisono.fabric import COORDINATOR, Cancelled, Fabric, MembersChanged, learner
 from unisono.fabric.local.host import Host
@@ -84,6 +92,21 @@ def test_the_coordinator_drops_it(body: Any, run: Run, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         run.nodes[1].send(COORDINATOR, "coordinator", body)
         run.nodes[1].send(COORDINATOR, "coordinator", body)
+        check_dropped(run, caplog)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [RoundBroken(0), RoundBroken(-1), RoundBroken(10**12), RequestAssignment(-5, patient=True)],
+    ids=repr,
+)
+def test_the_coordinator_drops_who_says_what_none_can_mean(
+    operation: OfLearner, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Well-formed, and impossible: such messages made it wait for ever, or raise."""
+    with caplog.at_level(logging.WARNING):
+        run.clients[1].tell(operation)
+        run.clients[1].tell(Idle())
         check_dropped(run, caplog)
 
 

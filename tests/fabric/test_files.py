@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from unisono.errors import UserError
 from unisono.fabric import files
-from unisono.fabric.files import AppendFile
+from unisono.fabric.files import AppendFile, retry_while_full
 
 
 @contextmanager
@@ -95,6 +96,40 @@ def test_a_torn_line_is_cut_off_before_more_is_appended(
     file.append(b"next\n")
     file.close()
     assert path.read_bytes() == before + b"next\n"
+
+
+def full(code: int, times: int) -> Callable[[], None]:
+    """Fails so many times."""
+    errors = [OSError(code, os.strerror(code))] * times
+
+    def write() -> None:
+        if errors:
+            raise errors.pop()
+
+    return write
+
+
+def test_a_full_disk_is_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_RETRY_S", 0.001)
+    for code in (errno.ENOSPC, errno.EDQUOT):
+        caplog.clear()
+        retry_while_full(full(code, 5), Path("model"), 300.0)
+        assert caplog.messages == [
+            f"unisono: model cannot be written ({os.strerror(code)}): trying again for 300 s",
+            "unisono: model is written now",
+        ]
+    with pytest.raises(OSError, match="No space left"):
+        retry_while_full(full(errno.ENOSPC, 1_000_000), Path("model"), 0.01)
+
+
+def test_what_waiting_does_not_mend_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OSError, match="too large"):
+        retry_while_full(full(errno.EFBIG, 1), Path("model"), 300.0)
+    with pytest.raises(OSError, match="No space left"):
+        retry_while_full(full(errno.ENOSPC, 1), Path("model"), 0.0)
+    assert not caplog.messages
 
 
 def test_a_file_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:

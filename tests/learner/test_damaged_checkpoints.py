@@ -173,6 +173,20 @@ def rewrite(folder: Path, name: str, change: Callable[[str], str]) -> None:
     sums.write_text(re.sub(rf"\w{{64}}(?=  {name})", digest, sums.read_text()))
 
 
+@pytest.mark.parametrize(
+    "committed",
+    ["[[-3, 4]]", "[[4, 2]]", "[[0, 4], [2, 6]]", "[[0, Infinity]]", "[[0, 4, 8]]", "[0, 4]"],
+)
+def test_a_pool_that_no_run_has_is_passed_over(
+    committed: str, whole: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    shutil.copytree(whole[0], tmp_path / "checkpoints")
+    folders = checkpoints(tmp_path / "checkpoints")
+    rewrite(folders[-1], "pool.json", lambda t: t.replace("[[0, 12]]", committed))
+    loaded = load(tmp_path / "checkpoints", 0, KEYS)
+    assert loaded is not None and loaded.folder == folders[-2]
+
+
 def test_another_format_is_refused(whole: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
     shutil.copytree(whole[0], tmp_path / "checkpoints")
     last = checkpoints(tmp_path / "checkpoints")[-1]

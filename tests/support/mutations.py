@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
+from typing import Any
 
 _NAMES = (
     "nan inf -inf 1e308 -1e308 -1 0 99999999999999999999 1_0 - | ../../.. / /dev/zero "
     "<eps> #0 #1 <s> </s> <unk> SIL SPN é\u2028ß \u3000"
 )
 _FIELDS = [*_NAMES.encode().split(b" "), b"", b"\xff\xfe", b"\0", b"\x1c", b"a" * 5000]
+_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 10**30, 1e308, float("nan"), float("-inf"), "", "x", [], [0], {}, {"a": 1},
+)  # fmt: skip
 _NUMBERS = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
@@ -60,3 +65,38 @@ def damaged_bytes(data: bytes, draw: random.Random) -> bytes:
         else:
             broken[at] = draw.randrange(256)
     return bytes(broken)
+
+
+def damaged_json(data: bytes, draw: random.Random) -> bytes:
+    """A value less, or another one, somewhere in one of the lines, or in all where they are one."""
+    lines = data.splitlines(keepends=True)
+    try:
+        at, text = 0, json.loads(data)
+        lines = [data]
+    except ValueError:
+        at = draw.randrange(len(lines) or 1)
+        try:
+            text = json.loads(lines[at])
+        except (ValueError, IndexError):
+            return damaged_text(data, draw)
+    places = list(_places(text))
+    if not places:
+        return damaged_text(data, draw)
+    table, key = draw.choice(places)
+    if draw.random() < 0.3:
+        del table[key]
+    else:
+        table[key] = draw.choice(_VALUES)
+    lines[at] = json.dumps(text).encode() + b"\n"
+    return b"".join(lines)
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """All values inside one, each as what it is in and where."""
+    keys = list(value) if isinstance(value, dict) else range(len(value) if _is_list(value) else 0)
+    found = [(value, key) for key in keys]
+    return [*found, *(place for key in keys for place in _places(value[key]))]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from unisono.config import Config, load
+from unisono.errors import UserError
 from unisono.training import bench
 from unisono.training.bench import Bench, measure_ceiling
 
@@ -28,6 +29,20 @@ def test_a_way_that_diverges_is_a_row_and_ends_nothing(monkeypatch: pytest.Monke
         assert "diverged: learner" in rows[name] and "not finite" in rows[name]
     for name in ("bare", "independent", "ddp"):
         assert float(rows[name].split()[1]) >= 0.0
+
+
+def test_rows_are_shown_though_their_file_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk has become full meanwhile, and the turns took long."""
+    monkeypatch.setattr(Bench, "rows", lambda self: [])
+    said: list[str] = []
+    timed = Bench(
+        learners=2, slow=1.0, seconds=0.5, turns=1, json=Path("/dev/full"), say=said.append
+    )
+    with pytest.raises(UserError, match="cannot write --json /dev/full: No space left on device"):
+        timed.run()
+    assert said[0].startswith("2 learners, ")
 
 
 def test_the_ceiling_is_the_ratio_of_what_was_timed_in_the_same_turn(

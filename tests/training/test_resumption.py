@@ -112,6 +112,29 @@ def test_a_run_that_fails_is_removed_unless_it_has_trained(
     assert earlier.path.exists()
 
 
+def test_a_refused_resumption_leaves_the_run_as_it_was(
+    prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next `--resume` would go on with the settings that were refused."""
+    run = RunDirectory(tmp_path / "run")
+    settings = ["minibatch=1024", "checkpoint.every=4096"]
+    train(config(prep, "epochs=2", *settings), run.path)
+    before = {path: path.read_bytes() for path in (run.config, run.metrics)}
+    with pytest.raises(UserError, match="give it more epochs"):
+        train(config(prep, "epochs=1", *settings), run.path, resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+    def fails(run: RunDirectory, *_: Any) -> None:
+        with run.log(0).open("a") as log:
+            log.write('{"trained":[[0,1]]}\n')
+        raise UserError("it failed")
+
+    monkeypatch.setattr(training, "_train_alone", fails)
+    with pytest.raises(UserError, match="it failed"):
+        train(config(prep, "epochs=3", *settings), run.path, resume=True)
+    assert run.read_config().epochs == 3
+
+
 def test_examples_are_counted_by_what_was_committed(prep: Path) -> None:
     """Short minibatches at the ends of epochs included; against a count one by one."""
     opened = Prep.open(prep)

@@ -124,7 +124,7 @@ class Service:
         """Serves until everybody who came has left, or nobody of the lost came back."""
         self._replay()
         while not self.over:
-            commands = self._collect()
+            commands = self._drop_impossible(self._collect())
             commands += self._drop_malformed(commands)
             commands += self._find_silent()
             commands += self._start_without_the_missing()
@@ -319,6 +319,21 @@ class Service:
         text = f"it sent a malformed message ({why}): is it another version of Unisono?"
         self._notify(who, Abandon(Failure(who, Cause.EXCEPTION, text)))
         return Command(who, Lost(LossReason.MALFORMED)) if who in self.state.learners else None
+
+    def _drop_impossible(self, commands: Iterable[Command]) -> list[Command]:
+        """Drops members that say what none can mean, and takes nothing more of them."""
+        kept: list[Command] = []
+        dropped: set[Address] = set()
+        for command in commands:
+            if command.who in dropped:
+                continue
+            if why := self.state.objection(command):
+                log.warning("unisono: %s is dropped: %s", command.who, why)
+                dropped.add(command.who)
+                kept += filter(None, [self._drop(command.who, why)])
+            else:
+                kept.append(command)
+        return kept
 
     def _drop_malformed(self, commands: Iterable[Command]) -> list[Command]:
         """Those of whom other members say so."""

@@ -84,6 +84,21 @@ class State(RunState):
         self._advance()
         return self.delivery.out()
 
+    def objection(self, command: Command) -> str:
+        """Why no member can mean an operation, whatever happened; empty: it can.
+
+        One that was taken before, and comes again, may be out of date.
+        """
+        who, operation = command.who, command.operation
+        if command.sequence is None or command.sequence <= self.acknowledged(who):
+            return ""
+        if isinstance(operation, RoundBroken):
+            participants = self.sync_rounds.participants(operation.round) or ()
+            return "" if who in participants else f"it has no part in sync round {operation.round}"
+        if isinstance(operation, RequestAssignment) and (operation.number or 0) < 0:
+            return f"there is no assignment {operation.number}"
+        return ""
+
     @singledispatchmethod
     def handle(self, operation: Operation, command: Command) -> None:
         """What an operation does; one method for each type."""

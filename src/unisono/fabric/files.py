@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from unisono.errors import UserError
@@ -13,6 +15,8 @@ from unisono.errors import UserError
 MOST_WAITING = 4 * 2**20
 """Bytes that wait in memory for a disk that cannot be written; what comes after is dropped."""
 _BLOCK = 65536
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RETRY_S = 0.5
 
 log = logging.getLogger("unisono")
 
@@ -66,6 +70,31 @@ class AppendFile:
                 self._warned = True
                 text = "unisono: %s cannot be written (%s): lines are kept in memory until it can"
                 log.warning(text, self._path, error.strerror)
+
+
+def retry_while_full(write: Callable[[], None], path: Path, seconds: float) -> None:
+    """Calls ``write`` again and again while the disk of ``path`` is full, for so many seconds.
+
+    Raises:
+        OSError: it is full all the time, or fails in another way, which waiting does not mend.
+    """
+    deadline: float | None = None
+    while True:
+        try:
+            write()
+        except OSError as error:
+            now = time.monotonic()
+            if deadline is None and error.errno in _FULL and seconds > 0:
+                deadline = now + seconds
+                text = "unisono: %s cannot be written (%s): trying again for %.0f s"
+                log.warning(text, path, error.strerror, seconds)
+            if deadline is None or error.errno not in _FULL or now >= deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            if deadline is not None:
+                log.warning("unisono: %s is written now", path)
+            return
 
 
 def cut_torn_line(file: int) -> None:

@@ -18,6 +18,7 @@ from unisono.launch.coordinator_main import BEGAN, read_outcome
 from unisono.launch.exit_codes import ABANDONED, DIVERGED
 from unisono.launch.respawn import Respawn
 from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
+from unisono.runs.directory import write_atomically
 
 COORDINATOR = "coordinator"
 GRACE_S = 4.0
@@ -93,9 +94,9 @@ class Launch:
         self._lost: list[str] = []
         self._unsaid: dict[str, str] = {}
         self._respawns = Respawn()
-        if self.began is not None:
-            (directory / BEGAN).write_text(str(self.began))
         try:
+            if self.began is not None:
+                write_atomically(directory / BEGAN, str(self.began).encode())
             self._start_coordinator(directory)
             self._grow(directory, self.learners)
             self.on_start(self._children)

@@ -39,6 +39,10 @@ _TORN = ".tmp"
 _SUM_OF_PART = ".sha256"
 _LINE = re.compile(r"([0-9a-f]{64})  (pool\.json|learner-[0-9]+\.(?:json|safetensors))")
 _CHUNK = 2**20
+_NOT_AS_WRITTEN = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    SafetensorError,
+)  # fmt: skip
 
 log = logging.getLogger("unisono")
 
@@ -217,6 +221,7 @@ def read_pool(folder: Path) -> dict[str, Any]:
         version = pool["format"]
         if version == FORMAT:
             pool["committed"] = [[int(start), int(stop)] for start, stop in pool["committed"]]
+            _check_ranges(pool["committed"])
             pool["sync_round"] = int(pool["sync_round"])
             return pool
     raise UserError(
@@ -262,8 +267,15 @@ def _damage_is_told(name: str) -> Iterator[None]:
         raise DamagedError(f"{name} is missing") from None
     except OSError as error:
         raise DamagedError(f"{name} cannot be read: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError):
+    except _NOT_AS_WRITTEN:
         raise DamagedError(f"{name} is not what was written") from None
+
+
+def _check_ranges(ranges: list[list[int]]) -> None:
+    """Raises ``ValueError`` unless they are in order and do not overlap."""
+    bounds = [0, *(bound for both in ranges for bound in both)]
+    if bounds != sorted(bounds) or any(start == stop for start, stop in ranges):
+        raise ValueError("not ranges of positions")
 
 
 def _sum_lines(files: Collection[Path]) -> str:

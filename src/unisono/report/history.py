@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from unisono.config import Config
 from unisono.report.word_errors import Decoded, read_decoded
 from unisono.runs.directory import RunDirectory
-from unisono.runs.metrics import Event, began_at
+from unisono.runs.metrics import Event, began_at, is_number
 from unisono.runs.summary import Summary
 
 Point = tuple[float, float]
@@ -181,16 +180,14 @@ def _data_of(run: RunDirectory, config: Config) -> str:
     """The fingerprint of the prepared data; of a run without a model yet, where they lie."""
     try:
         return str(json.loads(run.model_description.read_text(encoding="utf-8"))["prep"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError):
         return config.prep
 
 
 def number(event: Event, key: str) -> float | None:
-    """Returns a finite number of an event, or None where there is none."""
+    """Returns a number of an event, or None where there is none."""
     value = event.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
+    return value if is_number(value) else None
 
 
 def by_time(event: Event) -> float | None:

@@ -37,7 +37,7 @@ def read_decoded(run: Path) -> list[Decoded]:
     for file in sorted(run.glob("*/score.json")):
         try:
             found.append(_decoded(file.parent.name, json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
             continue
     return found
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from unisono.config import Config, dump, load
 from unisono.errors import UserError
+from unisono.fabric.files import retry_while_full
 from unisono.runs.metrics import Event, cut_torn_line, read_metrics
 from unisono.runs.summary import Summary
 
@@ -148,17 +151,21 @@ class RunDirectory:
     def remove_untrained(self) -> None:
         """Removes the directory, unless something in it was trained."""
         trained = self.model.exists() or any(self.checkpoints.glob("*"))
-        if not trained and not any(log.stat().st_size for log in self.logs.glob("learner-*.log")):
+        if not trained and not self.logged_bytes():
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def logged_bytes(self) -> int:
+        """How long the learners' logs are: they grow with every minibatch that is trained."""
+        return sum(log.stat().st_size for log in self.logs.glob("learner-*.log"))
 
     def read_summary(self) -> Summary | None:
         """Reads summary.json; None while the run has not ended."""
         try:
-            text = self.summary.read_text(encoding="utf-8")
+            return Summary.from_json(self.summary.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        try:
-            return Summary.from_json(text)
+        except OSError as error:
+            raise UserError(f"cannot read {self.summary}: {error.strerror}") from None
         except ValueError as error:
             raise UserError(f"{self.summary} is not a summary of a run: {error}") from None
 
@@ -167,33 +174,67 @@ class RunDirectory:
         write_atomically(self.summary, summary.to_json().encode())
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+@dataclass(frozen=True)
+class Earlier:
+    """What a run was before somebody tried to go on with it."""
+
+    run: RunDirectory
+    config: bytes
+    metrics_bytes: int
+    logged_bytes: int
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> Earlier | None:
+        """Looks at a run; None: there is none yet."""
+        try:
+            config = run.config.read_bytes()
+            size = run.metrics.stat().st_size if run.metrics.exists() else 0
+            return cls(run, config, size, run.logged_bytes())
+        except OSError:
+            return None
+
+    def put_back(self) -> None:
+        """Makes the run what it was, unless it was trained since."""
+        if self.run.logged_bytes() != self.logged_bytes:
+            return
+        with suppress(OSError, UserError):
+            write_atomically(self.run.config, self.config)
+            if self.run.metrics.exists():
+                os.truncate(self.run.metrics, self.metrics_bytes)
+
+
+def write_atomically(path: Path, data: bytes, patience_s: float = 0.0) -> None:
     """Writes a file so that a reader, or a machine that loses power, finds old or new, whole.
 
-    The data is on disk before the name points to it, and the name before this returns.
+    The data is on disk before the name points to it, and the name before this returns. A disk that
+    is full is tried again for ``patience_s`` seconds.
 
     Raises:
         UserError: the file cannot be written, for example on a full disk.
     """
-    sibling = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        try:
-            # Not tempfile: its files are private to the user, and runs are shared.
-            with open(sibling, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(sibling, path)
-        except BaseException:
-            sibling.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        retry_while_full(partial(_replace, path, data), path, patience_s)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    sibling = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        # Not tempfile: its files are private to the user, and runs are shared.
+        with open(sibling, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(sibling, path)
+    except BaseException:
+        sibling.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _is_empty_folder(path: Path) -> bool:

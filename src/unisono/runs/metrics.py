@@ -17,6 +17,9 @@ from unisono.text import json_line
 
 Event = dict[str, Any]
 
+_HUGE = 1e100
+"""No number of a run is larger, but for damage; sums and products of smaller ones are finite."""
+
 
 def format_event(event: Mapping[str, object]) -> bytes:
     """Returns the line of an event, with its line end: append it in one write."""
@@ -72,10 +75,14 @@ def parse_event(line: bytes) -> Event | None:
     """Reads a line; None: it is no event."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return None
-    if not isinstance(event.get("time"), int | float) or "learner" not in event:
-        return None
-    return event
+    return event if is_number(event.get("time")) and "learner" in event else None
+
+
+def is_number(value: object) -> bool:
+    """Whether it can be computed with: it is no truth value, not NaN, and not huge."""
+    is_some = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_some and -_HUGE < value < _HUGE  # type: ignore[operator]

@@ -20,7 +20,7 @@ Known = Annotated[float | None, BeforeValidator(_known)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class Minibatches(_Part):

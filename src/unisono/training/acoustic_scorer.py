@@ -30,6 +30,11 @@ from unisono.speech.worker_pool import WorkerPool
 Frames = NDArray[np.float32]
 _LONGEST = 4096
 """Frames of one forward pass; longer utterances are cut."""
+_BROKEN = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
+    SafetensorError,
+)  # fmt: skip
+"""What reading a damaged description, or a model that does not fit it, raises."""
 
 
 class TrainedNetwork:
@@ -56,7 +61,7 @@ class TrainedNetwork:
             self.model = build(name, **facts)
             self.model.load_state_dict(load_file(run.model))
             inputs = int(facts["inputs"])
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        except _BROKEN as error:
             reason = " ".join(str(error).split())
             raise UserError(f"the model of {run.path} is broken: {reason}") from None
         self.one_by_one = find(name).takes is Takes.FRAMES

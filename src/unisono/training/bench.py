@@ -80,14 +80,11 @@ class Bench:
         """The table as lines.
 
         Raises:
-            UserError: the file of the rows cannot be written; said before anything is timed.
+            UserError: the file of the rows cannot be written; said before anything is timed, or,
+                where the disk has become full since, after the table.
         """
         self._check_file()
         rows = self.rows()
-        if self.json is not None:
-            table = [asdict(row) for row in rows]
-            whole = {"learners": self.learners, "slow": self.slow, "rows": table}
-            self.json.write_text(json.dumps(whole, indent=1))
         head = f"{'':16} {'steps/s':>9} {'ratio':>7} {'90% interval':>15} {'slowest':>8} "
         head += f"{'rounds/s':>9} {'MB/s':>8}"
         lines = [f"{counted(self.learners, 'learner')}, learner 0 slowed {self.slow:g}x", head]
@@ -95,6 +92,15 @@ class Bench:
         for row in rows:
             if row.turns_lost:
                 lines.append(f"{row.name} gave up in {row.turns_lost} of {self.turns} turns.")
+        if self.json is not None:
+            table = [asdict(row) for row in rows]
+            whole = {"learners": self.learners, "slow": self.slow, "rows": table}
+            try:
+                self.json.write_text(json.dumps(whole, indent=1))
+            except OSError as error:
+                for line in lines:  # They took long.
+                    self.say(line)
+                raise UserError(f"cannot write --json {self.json}: {error.strerror}") from None
         return lines
 
     def _check_file(self) -> None:

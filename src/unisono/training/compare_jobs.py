@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from unisono.errors import UserError
@@ -38,7 +39,8 @@ def run_jobs(jobs: Sequence[ComparisonRun], at_a_time: int) -> Generator[Compari
             for ended in children.wait():
                 job = under_way.pop(ended.name)
                 if ended.killed:
-                    with output_of(RunDirectory(job.path)).open("a") as file:
+                    output = output_of(RunDirectory(job.path))
+                    with suppress(OSError), output.open("a") as file:
                         file.write(f"unisono: the run was {ended.how}\n")
                 yield job
     finally:

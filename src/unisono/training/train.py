@@ -28,7 +28,7 @@ from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
 from unisono.launch.room import check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
-from unisono.runs.directory import RunDirectory, write_atomically
+from unisono.runs.directory import Earlier, RunDirectory, write_atomically
 from unisono.runs.metrics import began_at
 from unisono.runs.summary import (
     Exchanges,
@@ -128,9 +128,10 @@ def tracked(config: Config, run: RunDirectory) -> Iterator[Watch]:
 
 @contextmanager
 def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
-    """The run's directory; one that was made here goes again if the run fails before it trains.
+    """The run's directory; if the run fails before it trains, all is as it was before.
 
-    So the corrected command is not refused because of the first one.
+    So the corrected command is not refused because of the first one, and a later ``--resume`` does
+    not go on with settings that were refused.
     """
     if resume:
         check_resumable(RunDirectory(out), config)
@@ -138,6 +139,7 @@ def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
     if config.init and not (resume and _has_initial(RunDirectory(out), config)):
         initial = read_initial(config)
     is_new = not os.path.lexists(out)
+    earlier = Earlier.of(RunDirectory(out))
     run = RunDirectory.create(out, config, resume=resume)
     try:
         if initial is not None:
@@ -146,6 +148,8 @@ def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
     except UserError:
         if is_new:
             run.remove_untrained()
+        elif earlier is not None:
+            earlier.put_back()
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from unisono.config import Config, DeviceChoice, OptimizerChoice
 from unisono.coordinator.client import Abandoned
+from unisono.coordinator.service import PATIENCE
 from unisono.data import ChunkSource, FrameSource, Part
 from unisono.errors import Cause, Diverged, UserError
 from unisono.fabric.local.forked import name_process
@@ -48,6 +50,8 @@ STEPS_A_CHECKPOINT = 250
 """The fewest steps of each learner from one of those to the next."""
 STATISTICS = 50
 """Minibatches that batch norm's statistics are estimated from."""
+
+log = logging.getLogger("unisono")
 
 
 def choose_device(config: Config, number: int) -> torch.device:
@@ -189,7 +193,7 @@ class Worker:
             self._schedule,
             len(self._train),
             minibatch,
-            ask=self._run.write_wanted,
+            ask=self._ask,
         )
         strategy = rules.strategy(strategy_of(config))
         epoch = len(self._train)
@@ -300,7 +304,7 @@ class Worker:
                 if self._validator is not None:
                     self._tell(learner, self._validator.score_now(model))
                 tensors = {name: t.contiguous() for name, t in model.state_dict().items()}
-                write_atomically(self._run.model, save(tensors))
+                self._keep(self._run.model, save(tensors))
             description = {
                 "model": self._config.model,
                 **self._shape,
@@ -308,7 +312,21 @@ class Worker:
                 "chunk": self._config.network.chunk,
                 "prep": self._prep.fingerprint,
             }
-            write_atomically(self._run.model_description, json.dumps(description).encode())
+            self._keep(self._run.model_description, json.dumps(description).encode())
+
+    def _keep(self, path: Path, data: bytes) -> None:
+        """Writes what the run was trained for: a disk that is full for a while costs time alone."""
+        try:
+            write_atomically(path, data, PATIENCE * self._config.timeout_s)
+        except UserError as error:
+            raise UserError(f"{error}; make room, and go on with --resume") from None
+
+    def _ask(self, learners: int) -> None:
+        """Asks for so many learners; where that cannot be written, again after the next round."""
+        try:
+            self._run.write_wanted(learners)
+        except UserError as error:
+            log.warning("unisono: %s", error)
 
     def _combine(self, learner: Learner, model: nn.Module, rules: KaldiRecipe) -> None:
         """The last rounds' models become one, by its log-prob on the held-out frames."""
