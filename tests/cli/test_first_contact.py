@@ -237,7 +237,7 @@ def test_an_error_of_the_user_is_one_line_under_plain_python(
     status, _, error = start(script("learner.every(examples=0)")).end()
     assert status == 1
     lines = [line for line in error.splitlines() if not line.startswith("strategy ")]
-    assert lines == ["unisono: every(examples=0): it must be at least 1"]
+    assert lines == ["unisono: examples is 0: it must be at least 1"]
 
 
 def test_a_bug_keeps_its_traceback_under_plain_python(
