@@ -162,6 +162,8 @@ def test_all_keys_are_listed(run: Run) -> None:
         (["train", "PREP", "--set", "network.hidden=[100000000]"], ["network.hidden", "GiB"]),
         (["train", "PREP", "--learners", "2:4"], ["--learners 2:4", "--cluster"]),
         (["launch", "--learners", "2:4", "SCRIPT"], ["--learners 2:4", "--cluster"]),
+        (["launch", "--learners", "99999", "SCRIPT"], ["99,999 learners", "GiB of memory"]),
+        (["train", "PREP", "--learners", "99999"], ["99,999 learners", "GiB of memory"]),
         (["launch", "--timeout", "0", "SCRIPT"], ["--timeout"]),
         (["launch", "--timeout", "-5", "SCRIPT"], ["--timeout"]),
         (["launch", "--timeout", "nan", "SCRIPT"], ["--timeout"]),

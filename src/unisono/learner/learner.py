@@ -294,10 +294,14 @@ class Learner:
         return self._session.stepper.is_leader or self._rejoiner.was_last
 
     def event(self, name: str, **fields: Any) -> None:
-        """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``."""
-        if self._inside and self._rejoiner is not None:
+        """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``.
+
+        Numbers in it are drawn by ``unisono report``, in a chart for each name.
+        """
+        if self._inside and self._rejoiner is not None and self._progress is not None:
+            told = {"global_examples": self._progress.examples, **event_fields(name, fields)}
             with self._rejoiner.surviving():
-                self._rejoiner.session.replica.event(name, **event_fields(name, fields))
+                self._rejoiner.session.replica.event(name, **told)
 
     @property
     def bytes_sent(self) -> int:
@@ -418,6 +422,8 @@ class Learner:
         is_new = session.enroll()
         if is_new and self._checkpointer is not None:
             self._checkpointer.begin(resume=self._resume)
+            if not self._quiet:
+                session.replica.event("strategy", lines=self.describe())
         session.stepper.start()
 
     def _before_rejoin(self) -> None:

@@ -87,8 +87,8 @@ class RunFacts:
             bytes_sent=sum(number(event, "bytes") or 0.0 for event in rounds),
             staleness=None,
             lost=len(history.named("lost")),
-            joined=len(history.named("joined")),
-            ended="not ended",
+            joined=history.joined_later,
+            ended=history.ended,
             divergences=len(history.named("diverged")),
             rate_factor=history.config.rate.factor,
         )
