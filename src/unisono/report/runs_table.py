@@ -155,7 +155,7 @@ def table(histories: Sequence[History]) -> str:
         came += [f"{fact.joined} joined"] if fact.joined else []
         people = f"{fact.learners} <small>({', '.join(came)})</small>" if came else fact.learners
         cells = [
-            ("text", swatch + escape(history.name)),
+            ("text why", swatch + escape(history.name)),
             ("text", escape(history.config.strategy_name)),
             ("", people),
             ("", known(fact.examples, short)),
