@@ -267,7 +267,7 @@ class RealProcesses:
 
     def run(self, case: Case) -> None:
         """Stages the case; ``ProcessesFailed`` says who failed, died or hung."""
-        with Processes(LIMIT) as processes:
+        with Processes() as processes:
             play = _ProcessesPlay(processes, case, Homes(processes.directory, self._credentials))
             for address in case.players:
                 play.start(address)
@@ -323,6 +323,7 @@ class _ProcessesPlay:
             return
         self._awaited.remove(address)
         if not self._awaited:
+            self._processes.allow(LIMIT)  # not from their start, which is slow on a busy machine
             for player in self._case.players:
                 self._processes.answer(str(player), None)
 
