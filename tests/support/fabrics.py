@@ -25,7 +25,7 @@ from unisono.fabric.simulated import kernel as simulation
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import Scheduler, TimedScheduler
 
-LIMIT = 30.0
+LIMIT = 150.0
 """Real seconds after which a case has hung."""
 _PORT = 7311
 
