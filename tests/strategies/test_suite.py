@@ -113,7 +113,14 @@ LONG = 500
 """Schedules in one long test; there are four of them a strategy."""
 
 
-VARIANTS = {"server-waiting", "server-warm", "server-bound", "server-gradient-bound"}
+VARIANTS = {
+    "short-rounds",
+    "adpsgd-rarer",
+    "server-waiting",
+    "server-warm",
+    "server-bound",
+    "server-gradient-bound",
+}
 """Each differs in one option from one of which the quick tests run the suite."""
 
 
