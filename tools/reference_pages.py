@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from unisono.cli.app import app
 from unisono.config import Config
 from unisono.strategies import registry
-from unisono.strategies.base import IN_CODE
+from unisono.strategies.options import IN_CODE
 
 
 def command_line() -> str:

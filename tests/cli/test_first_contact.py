@@ -162,6 +162,8 @@ def test_all_keys_are_listed(run: Run) -> None:
         (["train", "PREP", "--set", "network.hidden=[100000000]"], ["network.hidden", "GiB"]),
         (["train", "PREP", "--learners", "2:4"], ["--learners 2:4", "--cluster"]),
         (["launch", "--learners", "2:4", "SCRIPT"], ["--learners 2:4", "--cluster"]),
+        (["launch", "--learners", "99999", "SCRIPT"], ["99,999 learners", "GiB of memory"]),
+        (["train", "PREP", "--learners", "99999"], ["99,999 learners", "GiB of memory"]),
         (["launch", "--timeout", "0", "SCRIPT"], ["--timeout"]),
         (["launch", "--timeout", "-5", "SCRIPT"], ["--timeout"]),
         (["launch", "--timeout", "nan", "SCRIPT"], ["--timeout"]),
@@ -237,7 +239,7 @@ def test_an_error_of_the_user_is_one_line_under_plain_python(
     status, _, error = start(script("learner.every(examples=0)")).end()
     assert status == 1
     lines = [line for line in error.splitlines() if not line.startswith("strategy ")]
-    assert lines == ["unisono: every(examples=0): it must be at least 1"]
+    assert lines == ["unisono: examples is 0: it must be at least 1"]
 
 
 def test_a_bug_keeps_its_traceback_under_plain_python(

@@ -220,7 +220,7 @@ def test_a_failure_is_told_to_everybody_once() -> None:
     assert desk.state.failure == failure
 
 
-STRATEGIES = [AllReduce(), Averaging(every=8), Averaging(every=8, sharding=Sharding.DYNAMIC)]
+STRATEGIES = [AllReduce(), *(Averaging(every=8, sharding=sharding) for sharding in Sharding)]
 
 
 def replayed(lived: list[tuple[Command, list[Output]]], scenario: Any) -> State:

@@ -84,7 +84,7 @@ def test_a_failure_of_one_player_ends_the_case(setup: str) -> None:
 
 @pytest.mark.parametrize("setup", HARNESSES)
 def test_who_hangs_is_named_with_the_place(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("support.fabrics.LIMIT", 2.0 if setup == "processes" else 0.3)
+    monkeypatch.setattr("support.fabrics.LIMIT", 2.0 if setup == "processes" else 1.0)
     case = Case(hangs, (learner(0),))
     with pytest.raises(
         (DeadlockError, TimeoutError, AssertionError), match=r"(?s)learner.0.*hangs"

@@ -349,7 +349,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 def local_member(host: Host) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(10)
+    sock.settimeout(100)
     sock.connect(host.endpoint.removeprefix("unix:"))
     return sock
 

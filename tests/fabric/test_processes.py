@@ -105,9 +105,9 @@ def test_a_process_dies_with_the_one_that_started_it(tmp_path: Path) -> None:
     code = f"""from pathlib import Path; from test_processes import start_and_die
 start_and_die(Path({str(tmp_path)!r}))"""
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], env=path, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], env=path, check=True, timeout=200)
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, "it lives"
         time.sleep(0.01)

@@ -126,6 +126,26 @@ def test_a_script_of_the_users_own(start: Start, nodes: RayNodes, tmp_path: Path
     assert all(lines_of(log) > 100 for log in logs)
 
 
+LAST_LINES = """
+for line in range(20):
+    print("line", line, "of learner", learner.number, file=(sys.stdout, sys.stderr)[line % 2])
+"""
+
+
+@pytest.mark.parametrize("time", range(3))  # Ray brings them in time by chance, now and then
+def test_the_last_lines_of_a_script_are_printed(
+    start: Start, nodes: RayNodes, tmp_path: Path, time: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + LAST_LINES)
+    command = start("launch", "--cluster", nodes.address, "--learners", 2, script, "well")
+    assert command.wait(300) == 0, command.output()
+    said = command.output()
+    expected = [f"line {line} of learner {number}" for line in range(20) for number in range(2)]
+    assert [line for line in expected if line not in said] == []
+    assert "this is all" not in said
+
+
 def test_an_exception_ends_the_run_on_all_nodes(
     start: Start, nodes: RayNodes, tmp_path: Path
 ) -> None:

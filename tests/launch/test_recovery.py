@@ -254,8 +254,15 @@ def test_shared_memory_that_cannot_be_made_is_told_in_one_line(prep: Path, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("files", [16, 20, 24])
-@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize(
+    ("learners", "files"),
+    [
+        (1, 24),
+        (2, 16),
+        *(pytest.param(1, files, marks=pytest.mark.long) for files in (16, 20)),
+        *(pytest.param(2, files, marks=pytest.mark.long) for files in (20, 24)),
+    ],
+)
 def test_few_file_descriptors_are_told_before_anything_is_made(
     files: int, learners: int, prep: Path, tmp_path: Path
 ) -> None:

@@ -162,7 +162,8 @@ def test_draws_that_do_not_fit_the_epochs_are_refused(how: Any, why: str) -> Non
         alone(loop)
     assert "\n" not in str(caught.value)
     with pytest.raises(unisono.UserError, match="at least 1"):
-        unisono.Learner(network(), sgd(network()), epochs=0)
+        model = network()
+        unisono.Learner(model, sgd(model), epochs=0)
 
 
 # Early ends.

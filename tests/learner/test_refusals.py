@@ -112,4 +112,5 @@ def test_parameters_that_cannot_be_shared() -> None:
     with pytest.raises(unisono.UserError, match="needs an optimizer"):
         unisono.Learner(network(), [])
     with pytest.raises(unisono.UserError, match="keep"):
-        unisono.Learner(network(), sgd(network()), keep=0)
+        model = network()
+        unisono.Learner(model, sgd(model), keep=0)

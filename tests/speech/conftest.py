@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -29,3 +30,14 @@ def write(tmp_path: Path) -> Write:
         return folder
 
     return make
+
+
+@pytest.fixture
+def kaldis_vectors(request: pytest.FixtureRequest) -> list[dict[str, np.ndarray]]:
+    """Features that Kaldi computed: of one utterance, and of more where there is shared data."""
+    files = [*(Path(__file__).parents[1] / "data" / "features").glob("*.npz")]
+    assert files
+    with suppress(pytest.skip.Exception):
+        shared = request.getfixturevalue("shared")
+        files += sorted((shared / "reference" / "features").glob("*.npz"))
+    return [dict(np.load(file)) for file in files]

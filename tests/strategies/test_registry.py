@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
 from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from unisono.errors import UserError
@@ -12,14 +15,17 @@ from unisono.strategies import (
     AllReduce,
     Averaging,
     BlockMomentum,
+    GossipRandom,
     Nesterov,
     Plain,
+    Server,
     Sharding,
     Solo,
     make,
     names,
 )
-from unisono.strategies.base import describe
+from unisono.strategies.base import Strategy, describe
+from unisono.strategies.registry import find
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,52 @@ def test_options_become_what_the_dataclass_wants() -> None:
     assert make("averaging", {"outer": {"name": "block-momentum"}}) == Averaging(
         outer=BlockMomentum()
     )
+
+
+@pytest.mark.parametrize("name", names())
+def test_options_in_code_may_be_given_by_name(name: str) -> None:
+    """`Averaging(precision="float32")` must not be taken for something else than float32."""
+    kind = find(name)
+    hints = get_type_hints(kind)
+    for option in fields(kind):
+        hint = hints[option.name]
+        if not (isinstance(hint, type) and issubclass(hint, Enum)):
+            continue
+        for choice in hint:
+            made = kind(**{option.name: choice.value})
+            assert getattr(made, option.name) is choice
+            assert made == kind(**{option.name: choice}) == make(name, {option.name: choice.value})
+            assert repr(made) == repr(kind(**{option.name: choice}))
+        with pytest.raises(UserError, match=f"{option.name!r} of strategy {name} is 'none'"):
+            kind(**{option.name: "none"})
+
+
+def test_outer_steps_in_code_may_be_given_by_name() -> None:
+    assert Averaging(outer="nesterov") == Averaging(outer=Nesterov())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="it can be plain, block-momentum"):
+        Averaging(outer="plane")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Server, {"shards": "4"}),
+        (Server, {"push_every": 2.5}),
+        (Server, {"warm_start": "0.1"}),
+        (Averaging, {"restart_optimizer": "yes"}),
+        (GossipRandom, {"seed": None}),
+    ],
+)
+def test_options_in_code_of_another_type_are_refused(
+    kind: type[Strategy], options: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match="it must be of type") as caught:
+        kind(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    assert repr(Server(shards=np.int64(3))) == repr(Server(shards=3))  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("entry")

@@ -238,7 +238,7 @@ def check_weights(strategy: Averaging, seed: int) -> None:
         )
 
 
-DIVISIONS = [Averaging(every=8), Averaging(every=8, sharding=Sharding.DYNAMIC)]
+DIVISIONS = [Averaging(every=8, sharding=sharding) for sharding in Sharding]
 
 
 @pytest.mark.parametrize("strategy", DIVISIONS, ids=lambda s: s.sharding.value)

@@ -118,7 +118,21 @@ LONG = 500
 """Schedules in one long test; there are four of them a strategy."""
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+VARIANTS = {
+    "short-rounds",
+    "adpsgd-rarer",
+    "server-waiting",
+    "server-warm",
+    "server-bound",
+    "server-gradient-bound",
+}
+"""Each differs in one option from one of which the quick tests run the suite."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in VARIANTS else ()) for name in STRATEGIES],
+)
 def test_it_passes_the_suite(name: str) -> None:
     make, promises, schedulers = STRATEGIES[name]
     check_strategy(make, schedulers=schedulers, promises=promises)

@@ -27,7 +27,7 @@ class ProcessCluster(Cluster):
     """A process a learner; the coordinator is in this one. The strategy must pickle."""
 
     timeout: float = 30.0
-    limit: float = 40.0
+    limit: float = 150.0
     """Seconds after which a run counts as stuck."""
     kill: Mapping[int, int] = field(default_factory=dict)
     """Learners to kill, each before its step of that number."""

@@ -151,6 +151,10 @@ class Processes:
         """SIGCONT."""
         _signal(self._children[name].process, signal.SIGCONT)
 
+    def allow(self, limit: float) -> None:
+        """From now on the processes have so many seconds."""
+        self._limit, self._deadline = limit, time.monotonic() + limit
+
     def wait(self, limit: float | None = None) -> dict[str, Any]:
         """What the targets returned, by name.
 
@@ -159,7 +163,7 @@ class Processes:
         stacks of all its threads.
         """
         if limit is not None:
-            self._limit, self._deadline = limit, time.monotonic() + limit
+            self.allow(limit)
         while waiting := [child for child in self._children.values() if not child.ended]:
             handles = {child.pipe: child for child in waiting}
             left = self._deadline - time.monotonic()

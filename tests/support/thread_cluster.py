@@ -29,7 +29,7 @@ class ThreadCluster(Cluster):
     """
 
     timeout: float = 30.0
-    limit: float = 40.0
+    limit: float = 150.0
     """Seconds after which a run counts as stuck."""
     sockets: Path | None = None
     """A folder for sockets: each node lives on a host of its own, as in another process."""

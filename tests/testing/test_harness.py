@@ -12,6 +12,7 @@ from unisono.fabric import COORDINATOR, learner
 from unisono.fabric.simulated.kernel import DeadlockError
 from unisono.fabric.simulated.schedulers import ExhaustiveScheduler, SeededScheduler
 from unisono.strategies import AllReduce, Averaging, Sharding, Solo
+from unisono.strategies.base import RoundPlan
 from unisono.testing import invariants
 from unisono.testing.cluster import ToyRun
 from unisono.testing.coverage import Coverage
@@ -186,9 +187,16 @@ def test_few_random_runs_lose_their_model() -> None:
     assert given_up < 4
 
 
+class Unfit(Averaging):
+    """Fails as soon as somebody joins."""
+
+    def round_plan(self, batch_size: int) -> RoundPlan:
+        raise RuntimeError("no plan")
+
+
 def test_a_failing_schedule_names_its_seed() -> None:
     with pytest.raises(AssertionError, match=r"seed 3: .*replay with check_schedule\(make, 3, "):
-        check_schedule(lambda: Averaging(every=8, sharding=None), 3)  # type: ignore[arg-type]
+        check_schedule(lambda: Unfit(every=8), 3)
 
 
 def test_a_stretch_walks_the_orders_of_its_deliveries_only() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.commands import Command, lines_of, until
-from unisono.config import OptimizerChoice
+from unisono.config import OptimizerChoice, load
 from unisono.runs.directory import RunDirectory
 from unisono.simulation.hosts import Link, one_host
 from unisono.training.simulated_run import simulate_run
+from unisono.training.train import train as train_here
 
 Start = Callable[..., Command]
 
@@ -25,8 +26,8 @@ QUICK = [
 ]  # fmt: skip
 
 
-def train(start: Start, prep: Path, out: Path, *more: object, learners: int = 2) -> Command:
-    return start("train", prep, "--out", out, "--learners", learners, "--epochs", 2, *QUICK, *more)
+def train(start: Start, prep: Path, out: Path, *more: object) -> Command:
+    return start("train", prep, "--out", out, "--learners", 2, "--epochs", 2, *QUICK, *more)
 
 
 def finish(command: Command, out: Path) -> bytes:
@@ -85,11 +86,12 @@ def test_a_killed_run_that_resumes_ends_with_the_same_bytes(
     assert finish(again, broken) == expected
 
 
-def test_a_configuration_repeats_a_run(start: Start, prep: Path, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    expected = finish(train(start, prep, first, "--strategy", "averaging", learners=1), first)
-    command = start("train", "--config", first / "config.toml", "--out", second)
-    assert finish(command, second) == expected
+def test_a_configuration_repeats_a_run(prep: Path, tmp_path: Path) -> None:
+    first, second = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "second")
+    flags = {"prep": str(prep), "epochs": 2, "strategy.name": "averaging"}
+    train_here(load(None, QUICK[1::2], flags), first.path)
+    train_here(load(first.config, [], {}), second.path)
+    assert first.model.read_bytes() == second.model.read_bytes()
 
 
 @pytest.mark.long

@@ -381,6 +381,8 @@ class Service:
             except (OSError, UserError) as error:
                 log.warning("unisono: no metrics in %s: %s", path, error)
             self._open_sink = None
+            if not self.state.metrics:  # not after a restart: a resumed run has a new clock
+                self._tell("start", {"learner": None, "lines": [], "simulated": False})
 
     def _tell_status(self, *, last: bool = False) -> None:
         now = self._fabric.now()

@@ -85,7 +85,7 @@ class Machine:
 
 def survey() -> Machine:
     """Looks at the machine that this process is on."""
-    total, free = _memory()
+    total, free = memory()
     files, files_most = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Machine(
         host=platform.node(),
@@ -126,8 +126,8 @@ def _gpus() -> tuple[str, ...]:
     return tuple(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in found)
 
 
-def _memory() -> tuple[int, int]:
-    """Of the machine, or of the container that this process is in, if that has less."""
+def memory() -> tuple[int, int]:
+    """Bytes in all, and free: of the machine, or of the container, if that has less."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     total, free = sizes["MemTotal"], sizes["MemAvailable"]

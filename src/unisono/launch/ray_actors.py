@@ -22,7 +22,8 @@ from unisono.fabric.network.endpoints import address_of
 from unisono.launch.coordinator_main import coordinate, host_in
 from unisono.launch.learner_job import LearnerJob
 from unisono.launch.ray_engine import load_ray
-from unisono.learner.placement import DIRECTORY, INTERFACE
+from unisono.launch.ray_output import print_end
+from unisono.learner.placement import DIRECTORY, INTERFACE, LEARNER
 
 
 class ReportKind(Enum):
@@ -109,6 +110,7 @@ class LearnerActor:
         self._folder.mkdir(mode=0o700)
         os.environ.update({**environment, DIRECTORY: str(self._folder)})
         self._work = work
+        self._run = run
         self._node: str = load_ray().get_runtime_context().get_node_id()
 
     def prepare(self) -> Report:
@@ -123,6 +125,7 @@ class LearnerActor:
         """Takes part in the run to its end."""
         report = self._take_part()
         shutil.rmtree(self._folder, ignore_errors=True)
+        print_end(self._run, int(os.environ[LEARNER]))
         return report
 
     def _take_part(self) -> Report:

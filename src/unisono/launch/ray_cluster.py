@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from unisono.launch.learner_job import LearnerJob
 from unisono.launch.local import GRACE_S, Outcome
 from unisono.launch.ray_actors import CoordinatorActor, LearnerActor, Report, ReportKind, folders_of
 from unisono.launch.ray_engine import NODE_LABEL, living_nodes
+from unisono.launch.ray_output import ClusterOutput
 from unisono.learner.placement import (
     COORDINATOR_AT,
     CREDENTIALS,
@@ -81,11 +83,18 @@ class ClusterRun:
     _stillborn: int = field(default=0, init=False)
     _closing: bool = field(default=False, init=False)
     _lost: list[str] = field(default_factory=list, init=False)
+    _ended: list[int] = field(default_factory=list, init=False)
+    """Learners that came to the end of their work by themselves."""
     _failure: str = field(default="", init=False)
 
     def run(self) -> Outcome:
         """Runs to the end."""
         self._directory = Path(tempfile.mkdtemp(prefix="unisono-"))
+        self._output = ClusterOutput(self._directory.name)
+        with self._output.watched():
+            return self._run()
+
+    def _run(self) -> Outcome:
         self._told = {CREDENTIALS: make_credentials(), **link_environment(self.links)}
         self._coordinator = self._start_coordinator()
         try:
@@ -196,6 +205,8 @@ class ClusterRun:
             self._stillborn = 0
             self.say(f"learner {learner.number} is on {report.host}, process {report.pid}")
             return
+        if report.kind is not ReportKind.UNFIT:
+            self._ended.append(learner.number)
         if report.kind is ReportKind.FINISHED:
             self._close()  # first, or one of those who wait would get the place
         self._remove(learner)
@@ -247,10 +258,15 @@ class ClusterRun:
             self._remove(learner)
 
     def _let_end(self) -> None:
-        """Those who are there have a while to leave in good order."""
-        placed = [each.ended for each in self._learners.values() if each.place is not None]
+        """Those who are there have a while to leave in good order; their last lines are printed."""
+        placed = {each.ended: each for each in self._learners.values() if each.place is not None}
         if placed:
-            self.ray.wait(placed, num_returns=len(placed), timeout=GRACE_S)
+            ended, _ = self.ray.wait(list(placed), num_returns=len(placed), timeout=GRACE_S)
+            for reference in ended:
+                with suppress(self.ray.exceptions.RayError):  # It has died.
+                    self.ray.get(reference)
+                    self._ended.append(placed[reference].number)
+        self._output.wait_for(self._ended)
 
     def _outcome(self) -> Outcome:
         if self._failure:

@@ -6,9 +6,13 @@ import logging
 import os
 
 from unisono.errors import UserError
+from unisono.launch.machine import memory
 from unisono.text import counted
 
 _log = logging.getLogger(__name__)
+_GIB = 2**30
+_LEAST_MEMORY = _GIB // 10
+"""Of a learner of the smallest model, beside what all share: Python and torch."""
 
 
 def check_range(least: int, most: int) -> None:
@@ -21,6 +25,20 @@ def check_range(least: int, most: int) -> None:
         raise UserError(
             f"--learners {least}:{most} is for a cluster (--cluster auto): on one machine give one "
             f"number, for example --learners {most}"
+        )
+
+
+def check_memory(learners: int) -> None:
+    """Whether so many learners can fit into memory at all.
+
+    Raises:
+        UserError: they cannot; the kernel would kill them one by one.
+    """
+    total, _ = memory()
+    if learners * _LEAST_MEMORY > total:
+        raise UserError(
+            f"{counted(learners, 'learner')} need at least {learners * _LEAST_MEMORY / _GIB:.0f} "
+            f"GiB of memory, and this machine has {total / _GIB:.0f}: start fewer"
         )
 
 

@@ -12,7 +12,7 @@ from unisono.launch.learner_job import Script
 from unisono.launch.local import Launch, Outcome
 from unisono.launch.ray_cluster import ClusterRun
 from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
-from unisono.launch.room import check_range, warn_of_crowd
+from unisono.launch.room import check_memory, check_range, warn_of_crowd
 from unisono.text import counted
 
 
@@ -54,6 +54,7 @@ def launch_script(
         raise UserError(f"there is no script {script}")
     if not cluster:
         check_range(least, most)
+        check_memory(most)
         warn_of_crowd(most)
         option = ["-m"] if is_module else []
         command = [sys.executable, "-m", "unisono.launch.script_main", *option, script, *arguments]

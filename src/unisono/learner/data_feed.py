@@ -21,6 +21,7 @@ from torch.utils.data import (
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from unisono.errors import UserError
+from unisono.learner.arguments import whole_number
 from unisono.learner.placement import Placement
 from unisono.learner.planner import Minibatch
 from unisono.learner.positions import DataOrder, Positions
@@ -162,6 +163,10 @@ def make_feed(source: DataSource, epochs: int, seed: int, placement: Placement) 
 
 def as_source(data: Any, batch_size: int | None, minibatches: int | None = None) -> DataSource:
     """What the user gave to ``draw``; what cannot be divided among learners is refused."""
+    if batch_size is not None:
+        batch_size = whole_number("batch_size", batch_size, least=1)
+    if minibatches is not None:
+        minibatches = whole_number("minibatches", minibatches, least=1)
     loader = data if isinstance(data, DataLoader) else None
     if _is_stream(data if loader is None else loader.dataset):
         return _from_stream(data, batch_size, minibatches)

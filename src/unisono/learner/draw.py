@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from unisono.errors import UserError
+from unisono.learner.arguments import whole_number
 from unisono.learner.planner import Minibatch
 
 
@@ -33,9 +34,7 @@ class Draws:
     """How often ``draw`` may be called, and with what: once, or once in each of ``epochs``."""
 
     def __init__(self, epochs: int | None) -> None:
-        if epochs is not None and epochs < 1:
-            raise UserError(f"epochs is {epochs}: it must be at least 1")
-        self._epochs = epochs
+        self._epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
         self._count = 0
         self._source: Any = None
 
@@ -53,7 +52,7 @@ class Draws:
                     "there will be, an epoch each, with unisono.Learner(..., epochs=E)"
                 )
             self._count = 1
-            return 1 if epochs is None else epochs, None
+            return 1 if epochs is None else whole_number("epochs", epochs, least=1), None
         if epochs not in (None, 1):
             raise UserError("the Learner was given epochs: then each draw() is one of them")
         if self._count == self._epochs:

@@ -18,14 +18,19 @@ from unisono.coordinator.messages import PartWritten, Stop
 from unisono.errors import Diverged, UserError
 from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.blocking import check_may_block
+from unisono.learner.arguments import (
+    chosen_optimizers,
+    chosen_strategy,
+    event_fields,
+    warn_of_few_rounds,
+    whole_number,
+)
 from unisono.learner.checkpoint_files import NotWrittenError
 from unisono.learner.checkpointer import Checkpointer, Stateful
 from unisono.learner.data_feed import DataFeed, as_source, make_feed
 from unisono.learner.draw import Draw, Draws, Stream
-from unisono.learner.finite_guard import FiniteGuard
 from unisono.learner.log import METRICS, LearnerLog
 from unisono.learner.meter import Meter
-from unisono.learner.optimizers import Optimizers
 from unisono.learner.placement import find_placement
 from unisono.learner.planner import Minibatch
 from unisono.learner.progress import Progress
@@ -33,8 +38,8 @@ from unisono.learner.rejoiner import Rejoiner, reason_of
 from unisono.learner.session import Session
 from unisono.learner.storage import ModelStorage
 from unisono.learner.task import Task
+from unisono.learner.update_hooks import UpdateHooks
 from unisono.strategies.base import StateBundle, Strategy, describe
-from unisono.strategies.registry import make
 
 _STATE, _SPARE = 16, 1 << 26
 """The longest vector that others may send: of the optimizer's state, by the model's size."""
@@ -84,22 +89,17 @@ class Learner:
         """Which learner this is, from 0."""
         self.learners = self._placement.learners
         """How many learners the run began with."""
-        if strategy is None:
-            strategy = "solo" if self.learners == 1 else "averaging"
-        self.strategy: Strategy = make(strategy) if isinstance(strategy, str) else strategy
+        self.strategy: Strategy = chosen_strategy(strategy, self.learners)
         self.model = model
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self._optimizers = Optimizers(optimizers, self._before_update, self._after_update)
+        self._updates = UpdateHooks(chosen_optimizers(model, optimizer), self._need_rejoiner)
+        self._optimizers, self._guard = self._updates.optimizers, self._updates.guard
         self._storage = ModelStorage(model)
-        self._guard = FiniteGuard()
         self._draws = Draws(epochs)
-        self._seed = seed
-        self._prefetch = prefetch
-        if keep < 1:
-            raise UserError(f"keep is {keep}: at least one checkpoint must stay")
+        self._seed = whole_number("seed", seed)
+        self._prefetch = whole_number("prefetch", prefetch, least=0)
         self._checkpoints = None if checkpoints is None else Path(checkpoints)
-        self._checkpoint_every = checkpoint_every
-        self._keep = keep
+        self._checkpoint_every = whole_number("checkpoint_every", checkpoint_every, least=0)
+        self._keep = whole_number("keep", keep, least=1)
         self._resume = resume
         self._extra_state = dict(extra_state or {})
         self._log = None if log is None else LearnerLog(Path(log))
@@ -112,8 +112,6 @@ class Learner:
         self._progress: Progress | None = None
         self._rejoiner: Rejoiner | None = None
         self._inside = False
-        self._may_update = True
-        self._steps_here = True
         self.meter = Meter()
 
     # The loop.
@@ -236,7 +234,7 @@ class Learner:
         if self.learners > 1:
             check_may_block()
         with rejoiner.surviving():
-            self._notice_skip(session)
+            self._updates.notice_skip(session)
         self.meter.loss(loss)
         with rejoiner.surviving():
             session.fabric.compute(loss.backward, self._placement.cost)
@@ -296,10 +294,14 @@ class Learner:
         return self._session.stepper.is_leader or self._rejoiner.was_last
 
     def event(self, name: str, **fields: Any) -> None:
-        """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``."""
-        if self._inside and self._rejoiner is not None:
+        """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``.
+
+        Numbers in it are drawn by ``unisono report``, in a chart for each name.
+        """
+        if self._inside and self._rejoiner is not None and self._progress is not None:
+            told = {"global_examples": self._progress.examples, **event_fields(name, fields)}
             with self._rejoiner.surviving():
-                self._rejoiner.session.replica.event(name, **fields)
+                self._rejoiner.session.replica.event(name, **told)
 
     @property
     def bytes_sent(self) -> int:
@@ -342,6 +344,7 @@ class Learner:
         if self.number == 0 and not self._quiet:
             lines = self.describe()[: None if self.learners > 1 else 1]
             print(*lines, sep="\n", file=sys.stderr, flush=True)
+            warn_of_few_rounds(self.strategy, self.learners, task.total, task.batch_size)
         rejoiner = Rejoiner(
             self._placement,
             lambda fabric: self._make_session(fabric, task),
@@ -419,6 +422,8 @@ class Learner:
         is_new = session.enroll()
         if is_new and self._checkpointer is not None:
             self._checkpointer.begin(resume=self._resume)
+            if not self._quiet:
+                session.replica.event("strategy", lines=self.describe())
         session.stepper.start()
 
     def _before_rejoin(self) -> None:
@@ -444,7 +449,7 @@ class Learner:
         with rejoiner.surviving():
             if self._optimizers.half_done:
                 self._optimizers.finish_update()
-            self._notice_skip(session)
+            self._updates.notice_skip(session)
         if self._guard.has_diverged:
             raise Diverged(
                 f"learner {self.number}: {self._guard.skipped} steps were not finite, the last "
@@ -460,39 +465,6 @@ class Learner:
             self.meter.report(
                 progress.progress, progress.examples, self._optimizers.learning_rate()
             )
-
-    def _notice_skip(self, session: Session[Any]) -> None:
-        """Gradients that are gone without a step were skipped, by the user or by a GradScaler."""
-        if self._optimizers.half_done or not session.stepper.has_open:
-            return
-        if self._optimizers.gradients_gone():
-            self._guard.count()
-            session.stepper.skipped()
-
-    def _before_update(self) -> bool:
-        rejoiner = self._need_rejoiner()
-        session = rejoiner.session
-        if not session.stepper.has_open and not self._optimizers.fresh:
-            raise UserError("optimizer.step() without gradients of learner.backward(loss) to use")
-        if session.replica.is_showing:
-            raise UserError("optimizer.step() inside learner.consensus(): it is to look at only")
-        allowed = self._guard.allows(self._optimizers.parameters())
-        self._may_update = allowed or (self._optimizers.half_done and self._may_update)
-        if allowed and not self._optimizers.half_done:
-            with rejoiner.surviving():
-                self._steps_here = session.stepper.update_begins()
-        session.replica.begin_update()
-        return allowed and self._steps_here
-
-    def _after_update(self) -> None:
-        rejoiner = self._need_rejoiner()
-        session = rejoiner.session
-        with rejoiner.surviving():
-            if self._may_update:
-                session.stepper.update_done()
-            else:
-                session.replica.abort_update()
-                session.stepper.skipped()
 
     def _need_rejoiner(self) -> Rejoiner:
         if self._rejoiner is None or not self._inside:

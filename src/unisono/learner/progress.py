@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.errors import UserError
+from unisono.learner.arguments import whole_number
 from unisono.learner.planner import Minibatch
 from unisono.learner.positions import DataOrder
 
@@ -46,8 +46,7 @@ class Progress:
 
     def every(self, examples: int) -> bool:
         """Whether, since the last call, this learner trained past a multiple of ``examples``."""
-        if examples < 1:
-            raise UserError(f"every(examples={examples}): it must be at least 1")
+        whole_number("examples", examples, least=1)
         passed = self._passed.get(examples)
         if passed is None:
             passed = self._passes(examples)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +18,14 @@ from unisono.runs.summary import Summary
 Point = tuple[float, float]
 Curve = list[list[Point]]
 """Pieces of a line: where a run was resumed or a learner was away, it is broken; some are empty."""
+
+_OF_ALL = frozenset({"event", "time", "learner", "global_examples"})
+_KNOWN = frozenset(
+    {"start", "strategy", "train", "validation", "round", "exchanges", "combined", "dropped"}
+    | {"restored", "lost", "diverged", "failed", "joined", "leaves", "left", "status"}
+    | {"simulated", "consensus", "pace"}
+)
+"""The names of events that are ours (docs/reference/events.md)."""
 
 Abscissa = Callable[[Event], float | None]
 
@@ -68,13 +78,19 @@ class History:
     decoded: list[Decoded] = field(default_factory=list)
     data: str = ""
     """What tells the prepared data from others."""
+    own_loop: bool = False
+    """Whether it is of a script with a ``Learner``: nothing of its configuration is known."""
 
     @classmethod
     def read(cls, path: Path, name: str) -> History:
         """Reads a run, finished or not."""
-        run = RunDirectory.open(path)
+        run = RunDirectory(path)
+        if not run.metrics.is_file() or run.config.is_file():
+            run = RunDirectory.open(path)
         events = _data_seen(_when_taken(_one_clock(run.read_metrics())))
         decoded = read_decoded(path)
+        if not run.config.is_file():
+            return cls(name, _config_of(events), None, events, data=name, own_loop=True)
         config = run.read_config()
         return cls(name, config, run.read_summary(), events, decoded, _data_of(run, config))
 
@@ -96,6 +112,39 @@ class History:
         later = [event for event in self.events if id(event) not in known]
         shifted = [{**event, "time": max(0.0, event["time"] - begun)} for event in later]
         return replace(self, events=shifted)
+
+    @property
+    def joined_later(self) -> int:
+        """How many learners came after the begin, and after the begin of each resumption."""
+        parts = Counter(part for part, _ in self._parts("joined"))
+        return sum(max(0, count - self.config.first_learners) for count in parts.values())
+
+    @property
+    def ended(self) -> str:
+        """How a run without a summary ended: of a loop of one's own its events tell."""
+        last = list(itertools.dropwhile(lambda event: event["event"] == "start", self.events[::-1]))
+        part = list(itertools.takewhile(lambda event: event["event"] != "start", last))
+        names = Counter(event["event"] for event in part)
+        if names["failed"]:
+            return next(str(e.get("reason")) for e in part if e["event"] == "failed")
+        if self.own_loop and names["leaves"] and names["leaves"] + names["lost"] == names["joined"]:
+            return "finished"
+        return "not ended"
+
+    @property
+    def lines(self) -> list[str]:
+        """How the strategy describes itself."""
+        told = [event.get("lines") for event in self.named("start", "strategy")]
+        return [str(line) for line in next((lines for lines in told if lines), [])]
+
+    def own_numbers(self) -> list[tuple[str, str]]:
+        """The numbers in events of names that only the user knows, as (event, key)."""
+        found: dict[tuple[str, str], None] = {}
+        for event in self.events:
+            if event["event"] not in _KNOWN:
+                keys = [key for key in event if key not in _OF_ALL]
+                found |= {(event["event"], k): None for k in keys if number(event, k) is not None}
+        return list(found)
 
     def named(self, *names: str) -> list[Event]:
         """Returns the events of these names, in order."""
@@ -174,6 +223,17 @@ class History:
                 trained.pop(name, None)
             since[name] = time
         return sorted(tracks.values(), key=lambda track: _natural(track.name))
+
+
+def _config_of(events: list[Event]) -> Config:
+    """Of a loop of one's own: what the events tell, the rest is not known."""
+    lines = [line for e in events if e["event"] == "strategy" for line in e.get("lines") or []]
+    known = {str(line).split(maxsplit=1)[0]: str(line).split()[1:2] for line in lines if line}
+    before = itertools.takewhile(lambda event: event["event"] != "train", events)
+    joined = sum(event["event"] == "joined" for event in before)
+    learners = (known.get("learners") or [str(max(1, joined))])[0]
+    name = (known.get("strategy") or [""])[0]
+    return Config(learners=learners, strategy={"name": name} if name else {})
 
 
 def _data_of(run: RunDirectory, config: Config) -> str:

@@ -30,9 +30,8 @@ def learners(history: History, colour: int | None) -> list[str]:
     swatch = "" if colour is None else f'<span class="swatch" style="{colour_of(colour)}"></span>'
     title = "Learners" if colour is None else history.name
     parts = [f"<h2>{swatch}{escape(title)}</h2>"]
-    said = [str(line) for event in history.named("start")[:1] for line in event.get("lines") or []]
-    if said:
-        parts.append(bullets(said))
+    if history.lines:
+        parts.append(bullets(history.lines))
     if tracks:
         slow = min(tracks, key=lambda track: track.speed)
         marks = history.marks()
@@ -41,7 +40,8 @@ def learners(history: History, colour: int | None) -> list[str]:
         parts.append(charts([_rates(tracks, slow, marks), _waits(tracks, slow)]))
         if marks:
             parts.append(bullets([_tell(mark) for mark in marks]))
-    parts.append(folded("Configuration", dump(history.config)))
+    if not history.own_loop:
+        parts.append(folded("Configuration", dump(history.config)))
     return parts
 
 

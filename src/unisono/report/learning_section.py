@@ -40,7 +40,7 @@ def learning(histories: Sequence[History]) -> list[str]:
     figures: list[str] = []
     for x in ABSCISSAE:
         lines = _losses(histories, x.of)
-        figures += figure("Training loss", "loss (nats/frame)", x, lines, histories)
+        figures += figure("Training loss", _loss_title(histories), x, lines, histories)
     for x in ABSCISSAE:
         lines = _checks(histories, "logprob", x.of)
         if len(histories) == 1:
@@ -50,6 +50,13 @@ def learning(histories: Sequence[History]) -> list[str]:
     for x in ABSCISSAE:
         lines = _checks(histories, "accuracy", x.of)
         figures += figure("Held-out accuracy", "frames right", x, lines, histories)
+    for event, key in dict.fromkeys(pair for run in histories for pair in run.own_numbers()):
+        for x in ABSCISSAE:
+            lines = [
+                Line(history.name, history.series(event, key, x.of), i, dots=True)
+                for i, history in enumerate(histories)
+            ]
+            figures += figure(f"{event}: {key}", key, x, lines, histories)
     if not figures:
         return ["<h2>Learning</h2>", '<p class="soft">Nothing was trained yet.</p>']
     return ["<h2>Learning</h2>", _legend(histories), charts(figures)]
@@ -138,6 +145,11 @@ def _above(piece: Sequence[Point], floor: float) -> list[Point]:
     return kept
 
 
+def _loss_title(histories: Sequence[History]) -> str:
+    """Only of acoustic models is it known what the loss counts."""
+    return "loss" if any(history.own_loop for history in histories) else "loss (nats/frame)"
+
+
 def _legend(histories: Sequence[History]) -> str:
     if len(histories) > 1:
         return legend(
@@ -145,6 +157,12 @@ def _legend(histories: Sequence[History]) -> str:
                 ("dashed" if i >= COLOURS else "", colour_of(i), history.name)
                 for i, history in enumerate(histories)
             ]
+        )
+    if histories[0].own_loop:
+        several = len(histories[0].losses(by_time)) > 1
+        whose = "mean of the learners" if several else "the learner"
+        return legend(
+            [("", colour_of(0), whose), ("faint", colour_of(0), "each learner")][: 1 + several]
         )
     entries = [("dashed", colour_of(1), "log-prob of training frames")]
     if len(histories[0].losses(by_time)) > 1:

@@ -67,8 +67,20 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 def _subtitle(history: History) -> str:
     config = history.config
+    if history.own_loop:
+        said = history.lines[:1] or ["a loop of your own"]
+        return " ".join(said[0].split())
     people = "1 learner" if config.learners == "1" else f"{config.learners} learners"
     return f"{config.strategy_name}, {people}, {config.model}, {config.chosen_optimizer.value}"
+
+
+def _heldout(facts: RunFacts, *, own_loop: bool) -> list[tuple[str, str]]:
+    """What is known of the held-out data; a loop of one's own may have none."""
+    tiles = [
+        ("held-out log-prob (nats/frame)", facts.validation_logprob, logprob),
+        ("held-out frame accuracy", facts.validation_accuracy, percent),
+    ]
+    return [(n, known(v, write)) for n, v, write in tiles if v is not None or not own_loop]
 
 
 def _tiles(history: History) -> str:
@@ -77,8 +89,7 @@ def _tiles(history: History) -> str:
     return tiles(
         [
             *heard,
-            ("held-out log-prob (nats/frame)", known(facts.validation_logprob, logprob)),
-            ("held-out frame accuracy", known(facts.validation_accuracy, percent)),
+            *_heldout(facts, own_loop=history.own_loop),
             ("examples a second", known(facts.examples_per_s, short)),
             ("examples trained", known(facts.examples, short)),
             ("training time", duration(facts.wall_s)),

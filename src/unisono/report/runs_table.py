@@ -87,8 +87,8 @@ class RunFacts:
             bytes_sent=sum(number(event, "bytes") or 0.0 for event in rounds),
             staleness=None,
             lost=len(history.named("lost")),
-            joined=len(history.named("joined")),
-            ended="not ended",
+            joined=history.joined_later,
+            ended=history.ended,
             divergences=len(history.named("diverged")),
             rate_factor=history.config.rate.factor,
         )
@@ -155,7 +155,7 @@ def table(histories: Sequence[History]) -> str:
         came += [f"{fact.joined} joined"] if fact.joined else []
         people = f"{fact.learners} <small>({', '.join(came)})</small>" if came else fact.learners
         cells = [
-            ("text", swatch + escape(history.name)),
+            ("text why", swatch + escape(history.name)),
             ("text", escape(history.config.strategy_name)),
             ("", people),
             ("", known(fact.examples, short)),

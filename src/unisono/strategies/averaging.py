@@ -7,18 +7,11 @@ from typing import ClassVar
 
 from unisono.errors import UserError
 from unisono.fabric import Precision, Vector
-from unisono.strategies.base import (
-    CHOICES,
-    CODE_ONLY,
-    EXAMPLES,
-    Replica,
-    RoundPlan,
-    Sharding,
-    Strategy,
-)
+from unisono.strategies.base import Replica, RoundPlan, Sharding, Strategy
 from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
 from unisono.strategies.engines.sync_rounds import Contribution
 from unisono.strategies.every import AUTO, check_every, describe_every, plan_pace
+from unisono.strategies.options import CHOICES, CODE_ONLY, EXAMPLES
 from unisono.strategies.outer_steps import OUTERS, Outer, Plain
 from unisono.strategies.selection import AllModels, Selection
 
@@ -97,6 +90,7 @@ class Averaging(Strategy):
     paper: ClassVar[str] = "https://arxiv.org/abs/1410.7455"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_every(self.every)
         if self.restart_optimizer and self.sharding is not Sharding.STATIC:
             raise UserError("restart_optimizer needs rounds of all learners: set sharding=static")

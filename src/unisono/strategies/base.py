@@ -26,16 +26,9 @@ from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range, Ranges, merge
 from unisono.strategies.every import divide
 from unisono.strategies.mixing import Mixing
-
-UNIT, CHOICES, IN_CODE = "unit", "choices", "in_code"
-EXAMPLES = {UNIT: "examples"}
-"""Metadata of an option that counts examples: ``every: int = field(default=N, metadata=EXAMPLES)``.
-
-A configuration counts frames. For a model whose examples are chunks of frames such an option is
-divided by the frames of a chunk (``Strategy.in_chunks_of``), in strategies of others as well.
-"""
-CODE_ONLY = {IN_CODE: True}
-"""Metadata of an option that is an object: it can be set in Python alone."""
+from unisono.strategies.options import CODE_ONLY as CODE_ONLY
+from unisono.strategies.options import EXAMPLES as EXAMPLES
+from unisono.strategies.options import UNIT, checked_option
 
 
 @dataclass(frozen=True)
@@ -314,6 +307,14 @@ class Strategy(ABC):
     """What is shared: parameters, gradients, buffers, optimizer state."""
     schedule: ClassVar[ScheduleChoice] = ScheduleChoice.EXPONENTIAL
     """How its learning rate goes over a run, unless `rate.schedule` says otherwise."""
+
+    def __post_init__(self) -> None:
+        """Checks the options' types; a choice may be given by its name (call it in your own)."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            checked = checked_option(type(self), option, value)
+            if checked is not value:
+                object.__setattr__(self, option.name, checked)
 
     @property
     @abstractmethod

@@ -12,17 +12,12 @@ from numpy.typing import NDArray
 
 from unisono.fabric import Address, Addresses, Precision
 from unisono.pool.order import Order
-from unisono.strategies.base import (
-    EXAMPLES,
-    Replica,
-    RoundPlan,
-    Sharding,
-    Strategy,
-)
+from unisono.strategies.base import Replica, RoundPlan, Sharding, Strategy
 from unisono.strategies.engines.neighbours import NeighbourParticipant
 from unisono.strategies.engines.pairwise import PairwiseParticipant
 from unisono.strategies.every import AUTO, check_every, plan_pace
 from unisono.strategies.mixing import Mixing, NeighbourMixing, PairMixing, complete, ring
+from unisono.strategies.options import EXAMPLES
 
 
 class FixedRing(PairwiseParticipant):
@@ -80,6 +75,7 @@ class Gossip(Strategy):
         return "nobody"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_every(self.every)
 
     def round_plan(self, batch_size: int) -> RoundPlan:

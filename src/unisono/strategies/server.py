@@ -71,6 +71,7 @@ class Server(Strategy):
     shares: ClassVar[str] = "updates and parameters; buffers stay each learner's own"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.push_every < 0:
             raise UserError(f"push_every is {self.push_every}: give minibatches, or 0 to choose")
         if self.push_every == 0:

@@ -25,7 +25,7 @@ from unisono.launch.learner_job import Training
 from unisono.launch.local import Launch, Outcome
 from unisono.launch.ray_cluster import ClusterRun
 from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
-from unisono.launch.room import check_range, warn_of_crowd
+from unisono.launch.room import check_memory, check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import Earlier, RunDirectory, write_atomically
@@ -202,6 +202,7 @@ def check(config: Config) -> None:
     learners = config.learner_range[1]
     if not config.cluster:
         check_range(*config.learner_range)
+        check_memory(learners)
         check_precision(config.precision, choose_device(config, 0))
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")

@@ -27,6 +27,7 @@ from unisono.data import ChunkSource, FrameSource, Part
 from unisono.errors import Cause, Diverged, UserError
 from unisono.fabric.local.forked import name_process
 from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error
+from unisono.learner.arguments import warn_of_few_rounds
 from unisono.learner.learner import Learner
 from unisono.learner.placement import LEARNER, find_placement
 from unisono.learner.uncaught import install
@@ -267,6 +268,9 @@ class Worker:
         for label, text in (line.split(maxsplit=1) for line in lines):
             table.add_row(f"[bold]{label}[/]", Text(text))
         show(table)
+        minibatch = examples_in(config, config.minibatch)
+        minibatches = config.epochs * -(-len(self._train) // minibatch)
+        warn_of_few_rounds(learner.strategy, learner.learners, minibatches, minibatch)
 
     def _validate(self, learner: Learner, validator: Validator, due: bool, train: bool) -> None:
         """Tells of the validation that is done, and begins the one that is due."""

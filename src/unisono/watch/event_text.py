@@ -5,7 +5,9 @@ from __future__ import annotations
 from unisono.report.history import number
 from unisono.runs.metrics import Event
 
-_UNTOLD = frozenset({"train", "round", "status", "leaves", "consensus", "exchanges", "simulated"})
+_UNTOLD = frozenset(
+    {"train", "round", "status", "leaves", "consensus", "exchanges", "simulated", "strategy"}
+)
 """Too many, or said by others."""
 
 

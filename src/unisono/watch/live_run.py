@@ -88,6 +88,7 @@ class LiveRun:
         self._next_line = 0
         self._takers = {
             "start": self._start,
+            "strategy": self._strategy,
             "joined": self._joined,
             "lost": self._lost,
             "left": self._left,
@@ -140,6 +141,11 @@ class LiveRun:
         for learner in self.here:  # of a run that was killed, and goes on
             self._end(learner, time, Presence.LEFT, "the run was stopped")
         self._exchanges.clear()
+
+    def _strategy(self, time: float, event: Event) -> None:
+        """A loop of one's own describes its strategy once its learners have met."""
+        lines = event.get("lines")
+        self.lines = [str(line) for line in lines] if isinstance(lines, list) else self.lines
 
     def _joined(self, time: float, event: Event) -> None:
         learner = self._learner(event)

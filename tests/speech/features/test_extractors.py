@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +12,8 @@ from unisono.speech.features.spectrum import frame_count
 from unisono.speech.features.transforms import add_deltas, apply_cmvn, apply_sliding_cmvn
 
 
-@pytest.fixture
-def vectors(shared: Path) -> list[dict[str, np.ndarray]]:
-    files = sorted((shared / "reference" / "features").glob("*.npz"))
-    assert files
-    return [dict(np.load(file)) for file in files]
-
-
-def test_kaldis_vectors(vectors: list[dict[str, np.ndarray]]) -> None:
-    for kaldi in vectors:
+def test_kaldis_vectors(kaldis_vectors: list[dict[str, np.ndarray]]) -> None:
+    for kaldi in kaldis_vectors:
         samples, rate = kaldi["wav"].astype(np.float64), int(kaldi["rate"])
         mfccs = mfcc(samples, rate)
         made = {

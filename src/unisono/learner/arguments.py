@@ -1,0 +1,124 @@
+"""What a user gives to a ``Learner``, checked: one line where it makes no sense."""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.errors import UserError
+from unisono.strategies.base import Strategy, examples_to_minibatches
+from unisono.strategies.options import UNIT
+from unisono.strategies.registry import make
+from unisono.text import counted
+
+_log = logging.getLogger(__name__)
+
+_EVENT_KEYS = ("event", "learner", "time")
+ENOUGH_ROUNDS = 10
+"""In a run; with fewer its learners hardly train together."""
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """A number that counts something.
+
+    Raises:
+        UserError: it is none, or too small.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} is {value!r}: it must be a whole number") from None
+    if isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}: it must be a whole number")
+    if least is not None and number < least:
+        raise UserError(f"{name} is {number}: it must be at least {least}")
+    return number
+
+
+def chosen_strategy(strategy: Any, learners: int) -> Strategy:
+    """The strategy that is meant: by name, as it is, or the default for so many learners."""
+    if strategy is None:
+        strategy = "solo" if learners == 1 else "averaging"
+    if isinstance(strategy, str):
+        return make(strategy)
+    if not isinstance(strategy, Strategy):
+        raise UserError(
+            f"strategy is {strategy!r}: give a name, such as 'averaging', or an instance, such as "
+            "unisono.Averaging(every=4096)"
+        )
+    return strategy
+
+
+def chosen_optimizers(model: Any, optimizer: Any) -> list[Optimizer]:
+    """One optimizer, or several; they must be the model's."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model is {type(model).__name__}: it must be a torch.nn.Module")
+    several = not isinstance(optimizer, Optimizer) and isinstance(optimizer, Iterable)
+    optimizers = list(optimizer) if several else [optimizer]
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise UserError(f"the optimizer is {each!r}: it must be a torch.optim.Optimizer")
+    own = {id(parameter) for parameter in model.parameters()}
+    groups = [group for each in optimizers for group in each.param_groups]
+    stepped = [id(parameter) for group in groups for parameter in group["params"]]
+    if stepped and own.isdisjoint(stepped):
+        raise UserError(
+            "the optimizer has no parameter of this model: make it with model.parameters()"
+        )
+    return optimizers
+
+
+def event_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``Learner.event`` was given, as JSON has it; numbers of torch and numpy are numbers.
+
+    Raises:
+        UserError: it holds something else than numbers, text, and lists or tables of them.
+    """
+    plain: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key in _EVENT_KEYS:
+            raise UserError(f"event {name!r}: {key!r} is set for every event; call yours otherwise")
+        try:
+            plain[key] = json.loads(json.dumps(value, default=_number))
+        except (TypeError, ValueError):
+            raise UserError(
+                f"event {name!r}: {key!r} is a {type(value).__name__}: give numbers, text, or "
+                "lists or tables of them"
+            ) from None
+    return plain
+
+
+def _number(value: Any) -> Any:
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError):
+        raise TypeError from None
+
+
+def warn_of_few_rounds(
+    strategy: Strategy, learners: int, minibatches: int, batch_size: int
+) -> None:
+    """A pace that suits much data leaves learners alone on little."""
+    for option in fields(strategy):
+        every = getattr(strategy, option.name)
+        if UNIT not in option.metadata or not isinstance(every, int) or learners < 2:
+            continue
+        share = examples_to_minibatches(every, batch_size)
+        rounds = minibatches // (share * learners)
+        if rounds < ENOUGH_ROUNDS and share > 1:
+            _log.warning(
+                "unisono: %s=%d leaves %s for %s on %s: give a smaller one, or %s=auto",
+                option.name,
+                every,
+                counted(rounds, "round"),
+                counted(learners, "learner"),
+                counted(minibatches, "minibatch", "minibatches"),
+                option.name,
+            )
