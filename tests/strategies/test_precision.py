@@ -89,8 +89,8 @@ def test_exchanges_keep_the_sum_of_their_models(strategy: type) -> None:
 
 def test_what_is_no_float32_travels_as_it_is() -> None:
     doubles = TensorVector(torch.ones(3, dtype=torch.float64))
-    assert doubles.rounded(COARSE) is doubles
-    assert SizeVector(10).rounded(COARSE).nbytes == 20
+    assert doubles.encoded(COARSE) is doubles
+    assert SizeVector(10).encoded(COARSE).nbytes == 20
 
 
 def test_it_is_an_option_of_the_strategies_that_can() -> None:

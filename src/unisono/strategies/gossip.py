@@ -70,7 +70,8 @@ class Gossip(Strategy):
     every: int | str = field(default=AUTO, metadata=EXAMPLES)
     """Examples a learner trains between two exchanges that it begins; ``auto``: by their cost."""
     precision: Precision = Precision.FLOAT32
-    """Of models on their way: ``float32``, or ``bfloat16`` for half the bytes."""
+    """Of models on their way: ``float32``, or ``bfloat16``, ``int8`` or ``int4`` for a half, a quarter
+    or an eighth of the bytes."""
 
     paper: ClassVar[str] = "https://arxiv.org/abs/1710.06952"
 
