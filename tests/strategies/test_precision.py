@@ -1,4 +1,4 @@
-"""Rounds in bfloat16: half the bytes, the same result everywhere, and the mean stays."""
+"""Rounds in fewer bits: fewer bytes, the same result everywhere, and the mean stays."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def test_the_mean_is_the_same_everywhere_and_near(members: int, has_common: bool
     assert sum(sent) == 2 * 2 * size * (members - 1)
 
 
+@pytest.mark.parametrize("precision", [COARSE, Precision.INT8, Precision.INT4])
 @pytest.mark.parametrize("strategy", [GossipFixed, GossipRandom, ADPSGD])
-def test_exchanges_keep_the_sum_of_their_models(strategy: type) -> None:
+def test_exchanges_keep_the_sum_of_their_models(strategy: type, precision: Precision) -> None:
     """Learners that are thrown apart and take no steps: only exchanges move them."""
     data = TensorDataset(torch.randn(480, 50), torch.randn(480, 1))
     began: dict[int, torch.Tensor] = {}
@@ -70,7 +71,7 @@ def test_exchanges_keep_the_sum_of_their_models(strategy: type) -> None:
         model = nn.Linear(50, 1, bias=False)
         began[0] = model.weight.detach().clone()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        with unisono.Learner(model, optimizer, strategy(every=8, precision=COARSE)) as learner:
+        with unisono.Learner(model, optimizer, strategy(every=8, precision=precision)) as learner:
             for x, y in learner.draw(data, 1, 4):
                 if learner.number not in thrown:
                     source = torch.Generator().manual_seed(learner.number)
@@ -95,7 +96,8 @@ def test_what_is_no_float32_travels_as_it_is() -> None:
 
 def test_it_is_an_option_of_the_strategies_that_can() -> None:
     assert make("averaging", {"precision": "bfloat16"}) == Averaging(precision=COARSE)
-    with pytest.raises(UserError, match="it can be float32, bfloat16"):
+    assert make("gossip-random", {"precision": "int4"}) == GossipRandom(precision=Precision.INT4)
+    with pytest.raises(UserError, match="it can be float32, bfloat16, int8, int4"):
         make("allreduce", {"precision": "float16"})
     with pytest.raises(UserError, match="precision"):
         make("server", {"precision": "bfloat16"})
