@@ -46,6 +46,9 @@ STRATEGIES = {
     "allreduce-int4": unisono.AllReduce(precision=Precision.INT4),
     "delay-int8": unisono.DelayByOne(precision=Precision.INT8),
     "gossip-random-int4": unisono.GossipRandom(every=2 * BATCH, precision=Precision.INT4),
+    "server-int8": unisono.Server(
+        push=unisono.PushKind.GRADIENT, overlap=False, precision=Precision.INT8
+    ),
     "server-1": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False, shards=1),
 }
 EPOCHS = 3

@@ -13,7 +13,7 @@ from unisono.fabric import Member, Precision, SizeVector, TensorVector, View, le
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.simulation.loops import run_loops
-from unisono.strategies import ADPSGD, Averaging, GossipFixed, GossipRandom
+from unisono.strategies import ADPSGD, Averaging, GossipFixed, GossipRandom, Server
 from unisono.strategies.engines.collective import Collective
 from unisono.strategies.registry import make
 from unisono.strategies.selection import Candidate
@@ -99,5 +99,6 @@ def test_it_is_an_option_of_the_strategies_that_can() -> None:
     assert make("gossip-random", {"precision": "int4"}) == GossipRandom(precision=Precision.INT4)
     with pytest.raises(UserError, match="it can be float32, bfloat16, int8, int4"):
         make("allreduce", {"precision": "float16"})
+    assert make("server", {"precision": "int8"}) == Server(precision=Precision.INT8)
     with pytest.raises(UserError, match="precision"):
-        make("server", {"precision": "bfloat16"})
+        make("solo", {"precision": "bfloat16"})

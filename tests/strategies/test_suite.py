@@ -121,6 +121,22 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     "gossip-fixed-int8": (lambda: GossipFixed(every=8, precision=INT8), PAIRS, 25),
     "gossip-random-int4": (lambda: GossipRandom(every=4, precision=INT4), PAIRS, 25),
     "adpsgd-int8": (lambda: ADPSGD(every=4, precision=INT8), PAIRS, 25),
+    "server-int8": (lambda: Server(push_every=2, shards=1, precision=INT8), OVERLAPPING, 25),
+    "server-sharded-int4": (
+        lambda: Server(push_every=1, shards=3, precision=INT4, overlap=False),
+        SHARDED,
+        25,
+    ),
+    "server-gradient-int8": (
+        lambda: Server(push=GRADIENT, overlap=False, shards=1, precision=INT8),
+        ONE_SHARD,
+        25,
+    ),
+    "server-bound-int8": (
+        lambda: Server(push_every=1, shards=2, bound=11, precision=INT8),
+        SHARDED,
+        15,
+    ),
     "averaged-server": (lambda: AveragedServer(push_every=1, shards=2), AVERAGED, 25),
 }
 LONG = 500

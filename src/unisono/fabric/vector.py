@@ -90,6 +90,11 @@ class Vector(Protocol):
         ...
 
 
+def encoded_nbytes(vector: Vector, precision: Precision) -> int:
+    """Bytes of a vector on its way, without encoding it."""
+    return SizeVector(len(vector), vector.slice(0, 1).nbytes).encoded(precision).nbytes
+
+
 class TensorVector:
     """A vector over a flat, contiguous host tensor."""
 

@@ -33,10 +33,10 @@ from unisono.fabric import (
     Gone,
     Message,
     Precision,
-    SizeVector,
     TimedOut,
     TypedPort,
     Vector,
+    encoded_nbytes,
 )
 from unisono.pool.ranges import Ranges
 from unisono.strategies.engines.error_feedback import Residuals, send_off
@@ -104,8 +104,7 @@ class Collective:
 
     def nbytes(self, vector: Vector) -> int:
         """Bytes of the vector on its way."""
-        size = SizeVector(len(vector), vector.slice(0, 1).nbytes)
-        return size.encoded(self._precision).nbytes
+        return encoded_nbytes(vector, self._precision)
 
     def mean(
         self,
