@@ -28,7 +28,6 @@ from support.loops import (
     simulated,
     threads,
 )
-from unisono.fabric import Precision
 from unisono.fabric.simulated.schedulers import SeededScheduler
 
 STRATEGIES = {
@@ -41,13 +40,13 @@ STRATEGIES = {
     "adpsgd": unisono.ADPSGD(every=BATCH),
     "delay": "delay-by-one",
     "server": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False),
-    "static-int4": replace(STATIC_AVERAGING, precision=Precision.INT4),
-    "dynamic-int8": replace(DYNAMIC_AVERAGING, precision=Precision.INT8),
-    "allreduce-int4": unisono.AllReduce(precision=Precision.INT4),
-    "delay-int8": unisono.DelayByOne(precision=Precision.INT8),
-    "gossip-random-int4": unisono.GossipRandom(every=2 * BATCH, precision=Precision.INT4),
+    "static-int4": replace(STATIC_AVERAGING, precision=unisono.Precision.INT4),
+    "dynamic-int8": replace(DYNAMIC_AVERAGING, precision=unisono.Precision.INT8),
+    "allreduce-int4": unisono.AllReduce(precision=unisono.Precision.INT4),
+    "delay-int8": unisono.DelayByOne(precision=unisono.Precision.INT8),
+    "gossip-random-int4": unisono.GossipRandom(every=2 * BATCH, precision=unisono.Precision.INT4),
     "server-int8": unisono.Server(
-        push=unisono.PushKind.GRADIENT, overlap=False, precision=Precision.INT8
+        push=unisono.PushKind.GRADIENT, overlap=False, precision=unisono.Precision.INT8
     ),
     "server-1": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False, shards=1),
 }

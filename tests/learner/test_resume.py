@@ -14,7 +14,6 @@ import unisono
 from support.loops import BATCH, Ran, alone, dataset, flat, loss_of, network, simulated, threads
 from unisono.coordinator.client import Abandoned
 from unisono.errors import UserError
-from unisono.fabric import Precision
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.checkpoint_files import checkpoints, read_pool
 from unisono.simulation import Kill, KillCoordinator
@@ -100,12 +99,12 @@ STRATEGIES: dict[str, Any] = {
 }
 CASES = [("solo", 1), *((name, n) for name in STRATEGIES for n in (1, 2, 3))]
 FEW_BITS: dict[str, Any] = {
-    "int8": unisono.Averaging(every=2 * BATCH, sharding=STATIC, precision=Precision.INT8),
+    "int8": unisono.Averaging(every=2 * BATCH, sharding=STATIC, precision=unisono.Precision.INT8),
     "int4-nesterov": unisono.Averaging(
-        every=2 * BATCH, sharding=STATIC, outer=unisono.Nesterov(), precision=Precision.INT4
+        every=2 * BATCH, sharding=STATIC, outer=unisono.Nesterov(), precision=unisono.Precision.INT4
     ),
-    "int4-allreduce": unisono.AllReduce(precision=Precision.INT4),
-    "int8-delay-by-one": unisono.DelayByOne(precision=Precision.INT8),
+    "int4-allreduce": unisono.AllReduce(precision=unisono.Precision.INT4),
+    "int8-delay-by-one": unisono.DelayByOne(precision=unisono.Precision.INT8),
 }
 STRATEGIES |= FEW_BITS
 CASES += [(name, n) for name in FEW_BITS for n in (2, 3)]
