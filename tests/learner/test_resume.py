@@ -104,11 +104,13 @@ FEW_BITS: dict[str, Any] = {
         every=2 * BATCH, sharding=STATIC, outer=unisono.Nesterov(), precision=unisono.Precision.INT4
     ),
     "int4-allreduce": unisono.AllReduce(precision=unisono.Precision.INT4),
+    "1bit-allreduce": unisono.AllReduce(precision=unisono.Precision.ONE_BIT),
     "int8-delay-by-one": unisono.DelayByOne(precision=unisono.Precision.INT8),
 }
 STRATEGIES |= FEW_BITS
 CASES += [(name, n) for name in FEW_BITS for n in (2, 3)]
-EVERY_STEP = ("solo", "allreduce", "delay-by-one", "int4-allreduce", "int8-delay-by-one")
+EVERY_STEP = {"solo", "allreduce", "delay-by-one", "int8-delay-by-one"}
+EVERY_STEP |= {"int4-allreduce", "1bit-allreduce"}
 
 
 def run(training: Training, learners: int, *, check: bool = True, **how: Any) -> Ran:

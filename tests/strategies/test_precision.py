@@ -97,7 +97,7 @@ def test_what_is_no_float32_travels_as_it_is() -> None:
 def test_it_is_an_option_of_the_strategies_that_can() -> None:
     assert make("averaging", {"precision": "bfloat16"}) == Averaging(precision=COARSE)
     assert make("gossip-random", {"precision": "int4"}) == GossipRandom(precision=Precision.INT4)
-    with pytest.raises(UserError, match="it can be float32, bfloat16, int8, int4"):
+    with pytest.raises(UserError, match="it can be float32, bfloat16, int8, int4, 1bit"):
         make("allreduce", {"precision": "float16"})
     assert make("server", {"precision": "int8"}) == Server(precision=Precision.INT8)
     with pytest.raises(UserError, match="precision"):

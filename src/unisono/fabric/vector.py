@@ -17,14 +17,15 @@ class Precision(str, Enum):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
     INT4 = "int4"
+    ONE_BIT = "1bit"
 
     @property
     def bits(self) -> int | None:
-        """Of the codes of integers with scales; None where each number stands for itself."""
+        """Of a number's code, beside the scales; None where each number stands for itself."""
         return _BITS.get(self)
 
 
-_BITS = {Precision.INT8: 8, Precision.INT4: 4}
+_BITS = {Precision.INT8: 8, Precision.INT4: 4, Precision.ONE_BIT: 1}
 
 
 class Vector(Protocol):

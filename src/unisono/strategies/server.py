@@ -52,8 +52,8 @@ class Server(Strategy):
     shards: int = 4
     """Pieces of the model; so many learners hold one each. A push is a message to each of them."""
     precision: Precision = Precision.FLOAT32
-    """Of updates and parameters on their way: ``float32``, or ``bfloat16``, ``int8`` or ``int4`` for
-    a half, a quarter or an eighth of the bytes."""
+    """Of updates and parameters on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or
+    ``1bit`` for a half, a quarter, an eighth or a 25th of the bytes."""
 
     name: ClassVar[str] = "server"
     paper: ClassVar[str] = "https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks"
