@@ -90,12 +90,8 @@ STRATEGIES: dict[str, Any] = {
     "block-momentum": unisono.Averaging(
         every=2 * BATCH, sharding=STATIC, outer=unisono.BlockMomentum()
     ),
-    "slowmo": unisono.Averaging(
-        every=2 * BATCH, sharding=STATIC, outer=unisono.SlowMo()
-    ),
-    "nesterov": unisono.Averaging(
-        every=2 * BATCH, sharding=STATIC, outer=unisono.Nesterov()
-    ),
+    "slowmo": unisono.Averaging(every=2 * BATCH, sharding=STATIC, outer=unisono.SlowMo()),
+    "nesterov": unisono.Averaging(every=2 * BATCH, sharding=STATIC, outer=unisono.Nesterov()),
 }
 CASES = [("solo", 1), *((name, n) for name in STRATEGIES for n in (1, 2, 3))]
 FEW_BITS: dict[str, Any] = {

@@ -77,7 +77,10 @@ def _bytes_of_codes(count: int, bits: int) -> int:
 def _in_blocks(values: Tensor) -> list[tuple[int, Tensor]]:
     """Whole blocks as rows, and the rest as one more; each with its first block's number."""
     whole = values.numel() // BLOCK
-    parts = [(0, values[: whole * BLOCK].view(whole, BLOCK)), (whole, values[whole * BLOCK :][None])]
+    parts = [
+        (0, values[: whole * BLOCK].view(whole, BLOCK)),
+        (whole, values[whole * BLOCK :][None]),
+    ]
     return [(place, part) for place, part in parts if part.numel()]
 
 

@@ -88,7 +88,13 @@ class PullCodec:
         return number if whose == holder else 0
 
     def take(
-        self, part: Vector, run: Run, answer: tuple[Address, int], vector: Vector, *, difference: bool
+        self,
+        part: Vector,
+        run: Run,
+        answer: tuple[Address, int],
+        vector: Vector,
+        *,
+        difference: bool,
     ) -> None:
         """For the learner: brings its copy of a run up to date."""
         if difference:
