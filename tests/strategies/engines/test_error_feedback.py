@@ -13,9 +13,15 @@ from unisono.fabric import Address, Gone, Member, Precision, SizeVector, TensorV
 from unisono.fabric.quantize import dequantize, quantize
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
+from unisono.strategies.averaging import Averaging
+from unisono.strategies.base import Sharding
 from unisono.strategies.engines.collective import Aborted, Collective
 from unisono.strategies.engines.error_feedback import Residuals, send_off
+from unisono.strategies.engines.sync_rounds import SyncParticipant
 from unisono.strategies.selection import Candidate
+from unisono.testing.faults import Join
+from unisono.testing.losses import Targets
+from unisono.testing.simulated import ToyCluster
 
 Numbers = NDArray[np.float64]
 FEW = [Precision.INT8, Precision.INT4, Precision.ONE_BIT]
@@ -226,6 +232,29 @@ def test_bytes_are_counted_as_they_travel(precision: Precision) -> None:
         run(3, work, precision)
     slices = [SizeVector(stop - start).encoded(precision).nbytes for start, stop in bounds(3)]
     assert sum(sent[TensorVector]) == sum(sent[SizeVector]) == 2 * 2 * sum(slices)
+
+
+def test_a_newcomer_has_left_nothing_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its donor has not sent is the donor's to send."""
+    donors, newcomers = [], []
+    send, receive = SyncParticipant._send_state, SyncParticipant._receive_state
+
+    def spy_on_donor(participant: SyncParticipant, newcomer: Address) -> None:
+        donors.append(len(participant._collective.residuals.vectors()))
+        send(participant, newcomer)
+
+    def spy_on_newcomer(participant: SyncParticipant, donor: Address) -> None:
+        receive(participant, donor)
+        newcomers.append(len(participant._collective.residuals.vectors()))
+
+    monkeypatch.setattr(SyncParticipant, "_send_state", spy_on_donor)
+    monkeypatch.setattr(SyncParticipant, "_receive_state", spy_on_newcomer)
+    for sharding in Sharding:
+        strategy = Averaging(every=8, sharding=sharding, precision=Precision.INT4)
+        loss = Targets(distance=10.0)
+        ToyCluster(strategy=strategy, learners=2, total=60, loss=loss, faults=[Join(9.5, 2)]).run()
+    assert max(donors) == 2
+    assert newcomers and not any(newcomers)
 
 
 def test_residuals_are_kept_and_read_again() -> None:
