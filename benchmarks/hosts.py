@@ -8,6 +8,7 @@ thread is on each, and the coordinator on the first. Parts, all of them unless t
     fast       cables of 100 Mbit/s both ways
     slow       cables of 50 Mbit/s
     far        100 Mbit/s, and 20 ms from a host to another and back (``support.switch``)
+    bits       50 Mbit/s, averaging every 8192 in float32, bfloat16, int8 and int4
     training   whole trainings, for the log-prob
 
 In each turn every way is timed once. Before and after it are four bare loops that share nothing,
@@ -297,7 +298,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="a window, at least")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--parts", default="fast,slow,far,training")
+    parser.add_argument("--parts", default="fast,slow,far,bits,training")
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("network namespaces need root")

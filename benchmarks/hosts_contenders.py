@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unisono.fabric import Precision, SizeVector
+
 HOSTS = 4
 MINIBATCH = 256
 TIMEOUT_S = 60.0
 PACES = (512, 2048, 8192, 32768)
-MEGABITS = {"fast": 100, "slow": 50, "far": 100}
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
+MEGABITS = {"fast": 100, "slow": 50, "far": 100, "bits": 50}
+FLOAT32, BFLOAT16, INT8, INT4 = "float32", "bfloat16", "int8", "int4"
 _NAMES = {
     "solo": ["strategy.name=solo"],
     "averaging-static": ["strategy.name=averaging", "strategy.sharding=static"],
@@ -45,7 +47,7 @@ class Contender:
         """Its settings."""
         sets = [f"learners={HOSTS if self.shares else 1}", *_NAMES[self.name]]
         sets += [f"strategy.every={self.every}"] if self.name in PACED else []
-        return sets + ([f"strategy.precision={BFLOAT16}"] if self.precision == BFLOAT16 else [])
+        return sets + ([f"strategy.precision={self.precision}"] if self.shares else [])
 
     @property
     def shares(self) -> bool:
@@ -62,7 +64,7 @@ class Contender:
         if not self.shares:
             return 1.0
         models = 2.0 if self.name == "gossip-random" else 2 * (HOSTS - 1) / HOSTS
-        size = parameters * (2 if self.precision == BFLOAT16 else 4)
+        size = SizeVector(parameters).encoded(Precision(self.precision)).nbytes
         wire = models * size / (megabits / 8 * 1e6)
         compute = self.every / examples_per_s
         return compute / (compute + wire) if self.name in _WAIT else min(1.0, compute / wire)
@@ -88,6 +90,11 @@ CONTENDERS = {
         *each_step(),
     ],
     "slow": [way for every in PACES[2:] for way in at_pace(every)],
+    "bits": [
+        Contender(name, PACES[2], precision)
+        for name in ("averaging-static", "averaging")
+        for precision in (FLOAT32, BFLOAT16, INT8, INT4)
+    ],
     "far": [*(way for every in PACES[2:] for way in at_pace(every, (FLOAT32,))), *each_step()[:3]],
 }
 TRAINED = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,14 @@ STRATEGIES = {
     "adpsgd": unisono.ADPSGD(every=BATCH),
     "delay": "delay-by-one",
     "server": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False),
+    "static-int4": replace(STATIC_AVERAGING, precision=unisono.Precision.INT4),
+    "dynamic-int8": replace(DYNAMIC_AVERAGING, precision=unisono.Precision.INT8),
+    "allreduce-int4": unisono.AllReduce(precision=unisono.Precision.INT4),
+    "delay-int8": unisono.DelayByOne(precision=unisono.Precision.INT8),
+    "gossip-random-int4": unisono.GossipRandom(every=2 * BATCH, precision=unisono.Precision.INT4),
+    "server-int8": unisono.Server(
+        push=unisono.PushKind.GRADIENT, overlap=False, precision=unisono.Precision.INT8
+    ),
     "server-1": unisono.Server(push=unisono.PushKind.GRADIENT, overlap=False, shards=1),
 }
 EPOCHS = 3

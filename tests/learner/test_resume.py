@@ -19,6 +19,7 @@ from unisono.learner.checkpoint_files import checkpoints, read_pool
 from unisono.simulation import Kill, KillCoordinator
 
 PER_EPOCH, EPOCHS = 12, 3
+STATIC = unisono.Sharding.STATIC
 EVEN = 96
 """Examples: 12 minibatches an epoch, which 1, 2 and 3 learners divide evenly."""
 
@@ -84,19 +85,28 @@ class Training:
 
 STRATEGIES: dict[str, Any] = {
     "allreduce": "allreduce",
-    "plain": unisono.Averaging(every=2 * BATCH, sharding=unisono.Sharding.STATIC),
+    "plain": unisono.Averaging(every=2 * BATCH, sharding=STATIC),
     "delay-by-one": "delay-by-one",
     "block-momentum": unisono.Averaging(
-        every=2 * BATCH, sharding=unisono.Sharding.STATIC, outer=unisono.BlockMomentum()
+        every=2 * BATCH, sharding=STATIC, outer=unisono.BlockMomentum()
     ),
-    "slowmo": unisono.Averaging(
-        every=2 * BATCH, sharding=unisono.Sharding.STATIC, outer=unisono.SlowMo()
-    ),
-    "nesterov": unisono.Averaging(
-        every=2 * BATCH, sharding=unisono.Sharding.STATIC, outer=unisono.Nesterov()
-    ),
+    "slowmo": unisono.Averaging(every=2 * BATCH, sharding=STATIC, outer=unisono.SlowMo()),
+    "nesterov": unisono.Averaging(every=2 * BATCH, sharding=STATIC, outer=unisono.Nesterov()),
 }
 CASES = [("solo", 1), *((name, n) for name in STRATEGIES for n in (1, 2, 3))]
+FEW_BITS: dict[str, Any] = {
+    "int8": unisono.Averaging(every=2 * BATCH, sharding=STATIC, precision=unisono.Precision.INT8),
+    "int4-nesterov": unisono.Averaging(
+        every=2 * BATCH, sharding=STATIC, outer=unisono.Nesterov(), precision=unisono.Precision.INT4
+    ),
+    "int4-allreduce": unisono.AllReduce(precision=unisono.Precision.INT4),
+    "1bit-allreduce": unisono.AllReduce(precision=unisono.Precision.ONE_BIT),
+    "int8-delay-by-one": unisono.DelayByOne(precision=unisono.Precision.INT8),
+}
+STRATEGIES |= FEW_BITS
+CASES += [(name, n) for name in FEW_BITS for n in (2, 3)]
+EVERY_STEP = {"solo", "allreduce", "delay-by-one", "int8-delay-by-one"}
+EVERY_STEP |= {"int4-allreduce", "1bit-allreduce"}
 
 
 def run(training: Training, learners: int, *, check: bool = True, **how: Any) -> Ran:
@@ -129,7 +139,7 @@ def test_goes_on_to_the_same_bytes(name: str, learners: int, where: str, tmp_pat
     ran = run(first, learners, check=False)
     assert any(isinstance(error, StopError) for error in ran.errors.values())
     committed = read_pool(checkpoints(tmp_path)[-1])["committed"]
-    width = learners * (1 if name in ("solo", "allreduce", "delay-by-one") else 2)
+    width = learners * (1 if name in EVERY_STEP else 2)
     asked = 18 if where == "in mid-epoch" else PER_EPOCH
     assert committed == [[0, -(-asked // width) * width]]
     second = Training(strategy, tmp_path, every, resume=True)

@@ -1,4 +1,4 @@
-"""Rounds in bfloat16: half the bytes, the same result everywhere, and the mean stays."""
+"""Rounds in fewer bits: fewer bytes, the same result everywhere, and the mean stays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.fabric import Member, Precision, SizeVector, TensorVector, View, le
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.simulation.loops import run_loops
-from unisono.strategies import ADPSGD, Averaging, GossipFixed, GossipRandom
+from unisono.strategies import ADPSGD, Averaging, GossipFixed, GossipRandom, Server
 from unisono.strategies.engines.collective import Collective
 from unisono.strategies.registry import make
 from unisono.strategies.selection import Candidate
@@ -57,8 +57,9 @@ def test_the_mean_is_the_same_everywhere_and_near(members: int, has_common: bool
     assert sum(sent) == 2 * 2 * size * (members - 1)
 
 
+@pytest.mark.parametrize("precision", [COARSE, Precision.INT8, Precision.INT4])
 @pytest.mark.parametrize("strategy", [GossipFixed, GossipRandom, ADPSGD])
-def test_exchanges_keep_the_sum_of_their_models(strategy: type) -> None:
+def test_exchanges_keep_the_sum_of_their_models(strategy: type, precision: Precision) -> None:
     """Learners that are thrown apart and take no steps: only exchanges move them."""
     data = TensorDataset(torch.randn(480, 50), torch.randn(480, 1))
     began: dict[int, torch.Tensor] = {}
@@ -70,7 +71,7 @@ def test_exchanges_keep_the_sum_of_their_models(strategy: type) -> None:
         model = nn.Linear(50, 1, bias=False)
         began[0] = model.weight.detach().clone()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        with unisono.Learner(model, optimizer, strategy(every=8, precision=COARSE)) as learner:
+        with unisono.Learner(model, optimizer, strategy(every=8, precision=precision)) as learner:
             for x, y in learner.draw(data, 1, 4):
                 if learner.number not in thrown:
                     source = torch.Generator().manual_seed(learner.number)
@@ -89,13 +90,15 @@ def test_exchanges_keep_the_sum_of_their_models(strategy: type) -> None:
 
 def test_what_is_no_float32_travels_as_it_is() -> None:
     doubles = TensorVector(torch.ones(3, dtype=torch.float64))
-    assert doubles.rounded(COARSE) is doubles
-    assert SizeVector(10).rounded(COARSE).nbytes == 20
+    assert doubles.encoded(COARSE) is doubles
+    assert SizeVector(10).encoded(COARSE).nbytes == 20
 
 
 def test_it_is_an_option_of_the_strategies_that_can() -> None:
     assert make("averaging", {"precision": "bfloat16"}) == Averaging(precision=COARSE)
-    with pytest.raises(UserError, match="it can be float32, bfloat16"):
+    assert make("gossip-random", {"precision": "int4"}) == GossipRandom(precision=Precision.INT4)
+    with pytest.raises(UserError, match="it can be float32, bfloat16, int8, int4, 1bit"):
         make("allreduce", {"precision": "float16"})
+    assert make("server", {"precision": "int8"}) == Server(precision=Precision.INT8)
     with pytest.raises(UserError, match="precision"):
-        make("server", {"precision": "bfloat16"})
+        make("solo", {"precision": "bfloat16"})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.messages import RoundCompleted
 from unisono.errors import Cause
-from unisono.fabric import Cancelled
+from unisono.fabric import Cancelled, Precision
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.pool.ranges import Notes
@@ -77,6 +77,37 @@ def replay_averaging(
     return start
 
 
+def quantized(values: Numbers, levels: int) -> Numbers:
+    """One block, to the nearest of so many levels on each side."""
+    scale = float(np.float32(np.abs(values).max(initial=0.0) / levels))
+    return np.clip(np.rint(values / scale), -levels, levels) * scale if scale else 0 * values
+
+
+def replay_averaging_in_few_bits(total: int, members: int, share: int, levels: int) -> Numbers:
+    """Each sends the owners of slices its change and what it has not sent; they send the mean."""
+    start, count = np.zeros(LOSS.dimension), LOSS.dimension
+    slices = [slice(count * i // members, count * (i + 1) // members) for i in range(members)]
+    unsent, mean_unsent = np.zeros((members, count)), np.zeros(count)
+    for parts in rounds_of(total, members, share):
+        weights = np.array([sum(examples(position) for position in part) for part in parts])
+        mean = np.zeros(count)
+        for member, part in enumerate(parts):
+            x = start.copy()
+            for position in part:
+                x -= RATE * (x - target(position))
+            wanted = x - start + unsent[member]
+            sent = [quantized(wanted[own], levels) for own in slices]
+            sent[member] = wanted[slices[member]]
+            mean += weights[member] / weights.sum() * np.concatenate(sent)
+            if part:
+                unsent[member] = wanted - np.concatenate(sent)
+        wanted = mean + mean_unsent
+        mean = np.concatenate([quantized(wanted[own], levels) for own in slices])
+        mean_unsent = wanted - mean
+        start = start + mean
+    return start
+
+
 def replay_allreduce(total: int, members: int) -> Numbers:
     x = np.zeros(LOSS.dimension)
     for parts in rounds_of(total, members, 1):
@@ -123,6 +154,18 @@ def test_static_averaging_is_the_mean_of_separate_walks(
     )
     expected = replay_averaging(total, learners, share, plain)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("learners", [2, 3])
+@pytest.mark.parametrize("total", [1, 11, 60])
+@pytest.mark.parametrize(("precision", "levels"), [(Precision.INT8, 127), (Precision.INT4, 7)])
+def test_static_averaging_in_few_bits(
+    learners: int, total: int, precision: Precision, levels: int
+) -> None:
+    strategy = Averaging(every=8, sharding=Sharding.STATIC, precision=precision)
+    found = final(strategy, learners, total, seed=learners)
+    expected = replay_averaging_in_few_bits(total, learners, 2, levels)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def momentum_step(kind: str) -> Callable[[Numbers, Numbers], Numbers]:

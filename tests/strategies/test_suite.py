@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from unisono.fabric import Precision
 from unisono.strategies import (
     ADPSGD,
     AllReduce,
@@ -31,6 +32,7 @@ from unisono.testing.properties import check_commits, check_schedules
 
 Make = Callable[[], Strategy]
 GRADIENT = PushKind.GRADIENT
+INT8, INT4 = Precision.INT8, Precision.INT4
 PLAIN = Promises()
 MOMENTUM = Promises(plain=False, keeps_mean=False, follows=False)
 LOOKING_AHEAD = Promises(plain=False, keeps_mean=False, follows=False, ends_equal=False)
@@ -41,6 +43,7 @@ AVERAGED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=0)
 ELASTIC = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=1)
 SHARDED = Promises(plain=False, keeps_mean=False, mixes=False, loses_after=1)
 
+ROUNDED = Promises(keeps_mean=False, follows=False)
 LEAVING_OUT = Promises(keeps_mean=False, loses_after=0)
 
 
@@ -109,6 +112,33 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
     ),
     "server-gradient-sharded": (lambda: Server(push=GRADIENT, shards=3), SHARDED, 30),
     "server-gradient-bound": (lambda: Server(push=GRADIENT, shards=2, bound=11), SHARDED, 25),
+    "static-int8": (
+        lambda: Averaging(every=8, sharding=Sharding.STATIC, precision=INT8),
+        ROUNDED,
+        25,
+    ),
+    "dynamic-int4": (lambda: Averaging(every=8, precision=INT4), ROUNDED, 25),
+    "allreduce-int8": (lambda: AllReduce(precision=INT8), ROUNDED, 15),
+    "delay-by-one-int8": (lambda: DelayByOne(precision=INT8), ROUNDED, 15),
+    "gossip-fixed-int8": (lambda: GossipFixed(every=8, precision=INT8), PAIRS, 25),
+    "gossip-random-int4": (lambda: GossipRandom(every=4, precision=INT4), PAIRS, 25),
+    "adpsgd-int8": (lambda: ADPSGD(every=4, precision=INT8), PAIRS, 25),
+    "server-int8": (lambda: Server(push_every=2, shards=1, precision=INT8), OVERLAPPING, 25),
+    "server-sharded-int4": (
+        lambda: Server(push_every=1, shards=3, precision=INT4, overlap=False),
+        SHARDED,
+        25,
+    ),
+    "server-gradient-int8": (
+        lambda: Server(push=GRADIENT, overlap=False, shards=1, precision=INT8),
+        ONE_SHARD,
+        25,
+    ),
+    "server-bound-int8": (
+        lambda: Server(push_every=1, shards=2, bound=11, precision=INT8),
+        SHARDED,
+        15,
+    ),
     "averaged-server": (lambda: AveragedServer(push_every=1, shards=2), AVERAGED, 25),
     "elastic": (lambda: Elastic(push_every=2, shards=1), ELASTIC, 40),
     "elastic-waiting": (lambda: Elastic(push_every=2, overlap=False, shards=1), ELASTIC, 25),

@@ -14,6 +14,7 @@ from unisono.strategies import (
     DelayByOne,
     GossipFixed,
     GossipRandom,
+    Precision,
     PushKind,
     Server,
     Sharding,
@@ -32,13 +33,16 @@ STRATEGIES = {
     "delay": DelayByOne(),
     "server": Server(push_every=2, shards=2),
     "server-waiting": Server(push=PushKind.GRADIENT, overlap=False, shards=1),
+    "static-int8": Averaging(every=8, sharding=Sharding.STATIC, precision=Precision.INT8),
+    "gossip-random-int8": GossipRandom(every=8, precision=Precision.INT8),
+    "server-int8": Server(push_every=2, shards=2, precision=Precision.INT8),
 }
-EXCHANGING = ["gossip-fixed", "gossip-random", "adpsgd"]
-LOSES_AFTER = {**dict.fromkeys(EXCHANGING, 2), "server": 1, "server-waiting": 2}
+EXCHANGING = ["gossip-fixed", "gossip-random", "gossip-random-int8", "adpsgd"]
+LOSES_AFTER = {**dict.fromkeys(EXCHANGING, 2), "server": 1, "server-int8": 1, "server-waiting": 2}
 """Deaths from which on work may be lost with the dead."""
-PLAIN = [name for name in STRATEGIES if name != "server"]
+PLAIN = [name for name in STRATEGIES if name not in ("server", "server-int8")]
 """Those with which one learner is solo."""
-MIXING = [name for name in STRATEGIES if not name.startswith("server")]
+MIXING = [name for name in STRATEGIES if not name.startswith(("server", "static-int8"))]
 
 
 @pytest.mark.parametrize("name", PLAIN)

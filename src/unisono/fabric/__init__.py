@@ -21,7 +21,7 @@ from unisono.fabric.api import (
     View,
 )
 from unisono.fabric.codec import Codec, Malformed, TypedPort, from_plain, to_plain
-from unisono.fabric.vector import Precision, SizeVector, TensorVector, Vector
+from unisono.fabric.vector import Precision, SizeVector, TensorVector, Vector, encoded_nbytes
 
 __all__ = [
     "COORDINATOR",
@@ -49,6 +49,7 @@ __all__ = [
     "TypedPort",
     "Vector",
     "View",
+    "encoded_nbytes",
     "from_plain",
     "learner",
     "to_plain",

@@ -7,12 +7,25 @@ from typing import Any, Protocol
 
 import torch
 
+from unisono.fabric.quantize import dequantize, quantize, quantized_bytes
+
 
 class Precision(str, Enum):
     """Of numbers on their way."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    INT4 = "int4"
+    ONE_BIT = "1bit"
+
+    @property
+    def bits(self) -> int | None:
+        """Of a number's code, beside the scales; None where each number stands for itself."""
+        return _BITS.get(self)
+
+
+_BITS = {Precision.INT8: 8, Precision.INT4: 4, Precision.ONE_BIT: 1}
 
 
 class Vector(Protocol):
@@ -57,10 +70,15 @@ class Vector(Protocol):
         """``self = a - b``."""
         ...
 
-    def rounded(self, precision: Precision) -> Vector:
-        """As it travels in that precision: itself, or a copy in fewer bytes.
+    def encoded(self, precision: Precision) -> Vector:
+        """As it travels in that precision: itself, or a new vector of fewer bytes."""
+        ...
 
-        What is computed from such a copy and a vector of full precision has full precision.
+    def decoded(self, precision: Precision, like: Any) -> Vector:
+        """The numbers of a vector that was encoded: as many as ``like`` has.
+
+        Itself, where it holds them. What is computed from them and a vector of full precision has
+        full precision.
         """
         ...
 
@@ -71,6 +89,11 @@ class Vector(Protocol):
     def norm(self) -> float:
         """The Euclidean length."""
         ...
+
+
+def encoded_nbytes(vector: Vector, precision: Precision) -> int:
+    """Bytes of a vector on its way, without encoding it."""
+    return SizeVector(len(vector), vector.slice(0, 1).nbytes).encoded(precision).nbytes
 
 
 class TensorVector:
@@ -122,11 +145,20 @@ class TensorVector:
         """``self = a - b``."""
         torch.sub(a.tensor, b.tensor, out=self.tensor)
 
-    def rounded(self, precision: Precision) -> TensorVector:
-        """As it travels; numbers of another type than float32 stay as they are."""
+    def encoded(self, precision: Precision) -> TensorVector:
+        """As it travels; in bfloat16 numbers of another type than float32 stay as they are."""
+        if precision.bits is not None:
+            return TensorVector(quantize(self.tensor, precision.bits))
         if precision is Precision.FLOAT32 or self.tensor.dtype is not torch.float32:
             return self
         return TensorVector(self.tensor.bfloat16())
+
+    def decoded(self, precision: Precision, like: TensorVector) -> TensorVector:
+        """The numbers of a vector that was encoded."""
+        if precision.bits is None:
+            return self
+        numbers = dequantize(self.tensor, precision.bits, len(like), like.tensor.dtype)
+        return TensorVector(numbers)
 
     def finite(self) -> bool:
         """Whether the sum is finite: one pass, no temporary.
@@ -180,11 +212,17 @@ class SizeVector:
     def difference(self, a: SizeVector, b: SizeVector) -> None:
         """Nothing: there are no values."""
 
-    def rounded(self, precision: Precision) -> SizeVector:
+    def encoded(self, precision: Precision) -> SizeVector:
         """As it travels."""
+        if precision.bits is not None:
+            return SizeVector(quantized_bytes(self.count, precision.bits), 1)
         if precision is Precision.FLOAT32 or self.itemsize != 4:
             return self
         return SizeVector(self.count, 2)
+
+    def decoded(self, precision: Precision, like: SizeVector) -> SizeVector:
+        """The size of the numbers."""
+        return self if precision.bits is None else like.like()
 
     def finite(self) -> bool:
         """Always."""

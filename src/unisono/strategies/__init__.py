@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unisono.fabric import Precision
 from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Sharding
@@ -29,6 +30,7 @@ __all__ = [
     "KeepGood",
     "Nesterov",
     "Plain",
+    "Precision",
     "PushKind",
     "Selection",
     "Server",

@@ -82,7 +82,8 @@ class Averaging(Strategy):
     restart_optimizer: bool = False
     """Whether momentum and the like start anew after each round (static sharding)."""
     precision: Precision = Precision.FLOAT32
-    """Of changes on their way: ``float32``, or ``bfloat16`` for half the bytes."""
+    """Of changes on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for a
+    half, a quarter, an eighth or a 25th of the bytes."""
     selection: Selection = field(default_factory=AllModels, metadata=CODE_ONLY)
     """Whose models go into the mean; in code only, `recipe.*` sets it for a run."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unisono.errors import UserError
-from unisono.fabric import Vector
+from unisono.fabric import Precision, Vector
 from unisono.strategies.base import (
     Replica,
     RoundPlan,
@@ -120,6 +120,7 @@ class Elastic(Strategy):
     paper: ClassVar[str] = "https://arxiv.org/abs/1412.6651"
     shares: ClassVar[str] = "parameters, with the centre; buffers and optimizer state stay local"
     bound: ClassVar[int] = 0
+    precision: ClassVar[Precision] = Precision.FLOAT32
     warm_start: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:

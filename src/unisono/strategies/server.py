@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from unisono.config import ScheduleChoice
 from unisono.errors import UserError
+from unisono.fabric import Precision
 from unisono.strategies.base import Momentum, Replica, RoundPlan, Sharding, Strategy
 from unisono.strategies.engines.accumulators import (
     Accumulator,
@@ -65,6 +66,9 @@ class Server(Strategy):
     """Share of all minibatches, at the start, that one learner trains by itself."""
     shards: int = 4
     """Pieces of the model; so many learners hold one each. A push is a message to each of them."""
+    precision: Precision = Precision.FLOAT32
+    """Of updates and parameters on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or
+    ``1bit`` for a half, a quarter, an eighth or a 25th of the bytes."""
 
     name: ClassVar[str] = "server"
     paper: ClassVar[str] = "https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks"

@@ -91,7 +91,7 @@ class Recommendation:
         options: every strategy with every number of learners, at its best pace; solo first.
         best: the one to take.
         runner_up: the best one of another strategy, or of another number of learners.
-        compact: the best one with models sent in bfloat16; None where it is so already.
+        compact: the best one with models sent in 8 bits; None where it is so already.
         most_learners: that the data allow.
         hours: that were asked for.
     """
@@ -186,7 +186,7 @@ class Planner:
     def _compact(self, best: Option) -> Option | None:
         if best.variant.strategy not in PACED or "precision" in best.variant.name:
             return None
-        variant = Variant(f"{best.variant.name}:precision=bfloat16")
+        variant = Variant(f"{best.variant.name}:precision=int8")
         return self._option(variant, best.hosts, best.pace)
 
     def _option(self, variant: Variant, hosts: Hosts, pace: int | None) -> Option:

@@ -117,8 +117,8 @@ class RecommendationText:
         if compact is None or compact.target_s > (1 - GAIN) * best.target_s:
             return ""
         return (
-            f"add --set strategy.precision=bfloat16 and it is {_span(compact.target_s)}: half the "
-            "bytes on the links (not in the table)"
+            f"add --set strategy.precision=int8 and it is {_span(compact.target_s)}: a quarter "
+            "of the bytes on the links (not in the table)"
         )
 
     def _later(self, option: Option) -> str:

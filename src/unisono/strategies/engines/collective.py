@@ -10,22 +10,36 @@ it to all. Weights are normalised before they multiply: one member of any weight
 own vector back. With all weights zero the mean is plain. A rule may change the weights when those
 of all members are known (``unisono.strategies.selection``); every member applies it to the same.
 
-In bfloat16, with r a vector that all members have in common and R the rounding,
+In fewer bits, with r a vector that all members have in common, Q the rounding, e_i what member i
+has not sent yet and f what the slice's owner has not (``error_feedback``),
 
-    mean = r + R(sum_i (w_i / sum_j w_j) R(x_i - r))
+    mean = r + Q(f + sum_i (w_i / sum_j w_j) Q(x_i - r + e_i))
 
-which is the same at every member, too: who owns a slice rounds its own part and its result like all
-others'. What is lost is small against what has changed since r, not against the vector itself.
+which is the same at every member, too: the owner takes the rounded mean, as all others do. Its own
+part does not travel, and is not rounded. What is rounded off is small against what has changed
+since r, not against the vector itself, and comes in the next round. A member that is alone sends
+nothing, so nothing is rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from unisono.fabric import Address, Fabric, Gone, Message, Precision, TimedOut, TypedPort, Vector
+from unisono.fabric import (
+    Address,
+    Fabric,
+    Gone,
+    Message,
+    Precision,
+    TimedOut,
+    TypedPort,
+    Vector,
+    encoded_nbytes,
+)
 from unisono.pool.ranges import Ranges
+from unisono.strategies.engines.error_feedback import Residuals, send_off
 from unisono.strategies.selection import AllModels, Candidate, Selection
 
 M = TypeVar("M")
@@ -82,11 +96,15 @@ class Collective:
         self._fabric = fabric
         self._precision = precision
         self._early: dict[Address, list[Message[CollectiveMessage]]] = {}
+        self.residuals = Residuals()
+        """What was not sent yet."""
+        self._left: Residuals | None = None
+        """What the last attempt leaves, if it changes that."""
         fabric.port(PORT)
 
     def nbytes(self, vector: Vector) -> int:
         """Bytes of the vector on its way."""
-        return len(vector) * vector.slice(0, 1).rounded(self._precision).nbytes
+        return encoded_nbytes(vector, self._precision)
 
     def mean(
         self,
@@ -101,52 +119,93 @@ class Collective:
     ) -> Parts:
         """Writes the weighted mean into ``result``; returns everybody's note.
 
-        ``common`` is a vector that all members have, near theirs; without one it is zero.
+        ``common`` is a vector that all members have, near theirs; without one it is zero. When it
+        is known what became of the round, ``settle`` must be called before the next one.
         """
-        coarse = self._precision is not Precision.FLOAT32
-        if coarse and common is not None:
-            change = vector.like()
-            change.difference(vector, common)
-            vector = change
-        vector = vector.rounded(self._precision)
+        self._left = None
+        precision = self._precision if len(members) > 1 else Precision.FLOAT32
+        if precision is Precision.FLOAT32:
+            common = None
+        total = self._total(vector, common, in_place=precision is Precision.FLOAT32)
         try:
             own = Part(tag, candidate, note)
-            parts = self._mean(list(members), own, vector, result, selection)
+            parts = self._mean(list(members), own, total, result, selection, precision)
         except (Gone, Aborted):
             self._abort(members, tag)
             raise
-        if coarse and common is not None:
+        if common is not None:
             result.add(common)
         return parts
+
+    def settle(self, result: Vector, *, counted: bool) -> None:
+        """The round is complete; ``counted``: this member's vector has a weight in its result.
+
+        A result that is not finite is used by nobody: what went into it is as good as not sent.
+        """
+        left, self._left = self._left, None
+        if left is not None and result.finite():
+            self.residuals = left if counted else replace(left, own=self.residuals.own)
+
+    def _total(self, vector: Vector, common: Vector | None, *, in_place: bool) -> Vector:
+        """What is to be sent: the change since ``common``, and what was not sent yet."""
+        unsent = self.residuals.own
+        if in_place and unsent is None:
+            return vector
+        total = vector.copy()
+        if common is not None:
+            total.add(common, -1.0)
+        if unsent is not None:
+            total.add(unsent)
+        return total
 
     def _mean(
         self,
         members: list[Address],
         own: Part,
-        vector: Vector,
+        total: Vector,
         result: Vector,
         selection: Selection,
+        precision: Precision,
     ) -> Parts:
         me = self._fabric.address
-        bounds = _bounds(len(vector), len(members))
+        bounds = _bounds(len(total), len(members))
+        exact = precision is Precision.FLOAT32
         for place, member in enumerate(members):
             if member != me:
-                self._fabric.send(member, PORT, own, vector.slice(*bounds[place]))
+                part = total.slice(*bounds[place])
+                coded = part if exact else send_off(part, precision)
+                self._fabric.send(member, PORT, own, coded)
         mine = bounds[members.index(me)]
-        part = result.slice(*mine)
-        parts = self._sum_up(members, own, vector.slice(*mine), part, selection)
-        rounded = part.rounded(self._precision)
-        if rounded is not part:
-            part.assign(rounded)
+        mean = result.slice(*mine)
+        parts = self._sum_up(members, own, total.slice(*mine), mean, selection, precision)
+        coded = mean
+        if not exact:
+            total.slice(*mine).scale(0.0)
+            coded, residual = self._round_off(mean, mine, precision)
+            self._left = Residuals(total, residual, mine)
+        elif self.residuals.own is not None:
+            self._left = Residuals()
         for member in members:
             if member != me:
-                self._fabric.send(member, PORT, Mean(own.tag), rounded)
+                self._fabric.send(member, PORT, Mean(own.tag), coded)
         for place, member in enumerate(members):
             if member != me:
                 message = self._next(member, own.tag, Mean)
-                result.slice(*bounds[place]).assign(message.vector)
+                part = result.slice(*bounds[place])
+                part.assign(_vector_of(message).decoded(precision, part))
                 message.release()
         return parts
+
+    def _round_off(
+        self, mean: Vector, bounds: tuple[int, int], precision: Precision
+    ) -> tuple[Vector, Vector]:
+        """The mean of a slice becomes what all get; that as it travels, and the residual."""
+        residual = mean.copy()
+        if self.residuals.mean is not None and self.residuals.bounds == bounds:
+            residual.add(self.residuals.mean)
+        coded = send_off(residual, precision)
+        mean.assign(coded.decoded(precision, mean))
+        return coded, residual
 
     def _sum_up(
         self,
@@ -155,6 +214,7 @@ class Collective:
         vector: Vector,
         result: Vector,
         selection: Selection,
+        precision: Precision,
     ) -> Parts:
         """The mean of everybody's part of this member's slice."""
         me = self._fabric.address
@@ -166,8 +226,18 @@ class Collective:
             said = {m: own if m == me else parts[m].body for m in members}
             candidates = [said[m].candidate for m in members]
             weights = selection.weights(candidates, own.tag[0])
-            slices = [vector if m == me else parts[m].vector for m in members]
-            _weighted_sum(result, list(zip(weights, slices, strict=True)))
+            total = sum(weights)
+            for place, (member, weight) in enumerate(zip(members, weights, strict=True)):
+                share = weight / total if total > 0 else 1 / len(members)
+                if member == me:
+                    part = vector
+                else:
+                    part = _vector_of(parts[member]).decoded(precision, vector)
+                if place == 0:
+                    result.assign(part)
+                    result.scale(share)
+                else:
+                    result.add(part, share)
             chosen = zip(members, candidates, weights, strict=True)
             left_out = {
                 m for m, candidate, weight in chosen if candidate.examples > 0 and weight == 0
@@ -175,8 +245,8 @@ class Collective:
             return Parts({m: said[m].note for m in members}, frozenset(left_out))
         finally:
             # Also what came of a collective that breaks: who sent it may need the credit.
-            for part in parts.values():
-                part.release()
+            for part_message in parts.values():
+                part_message.release()
 
     def _next(self, member: Address, tag: Tag, kind: type[M]) -> Message[M]:
         """The member's message of this attempt; older ones are dropped, newer ones kept."""
@@ -229,12 +299,6 @@ def _bounds(count: int, parts: int) -> list[tuple[int, int]]:
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
-def _weighted_sum(result: Vector, round_plan: Sequence[tuple[float, Vector | None]]) -> None:
-    total = sum(weight for weight, _ in round_plan)
-    for place, (weight, vector) in enumerate(round_plan):
-        share = weight / total if total > 0 else 1 / len(round_plan)
-        if place == 0:
-            result.assign(vector)
-            result.scale(share)
-        else:
-            result.add(vector, share)
+def _vector_of(message: Message[Part] | Message[Mean]) -> Vector:
+    assert message.vector is not None
+    return message.vector

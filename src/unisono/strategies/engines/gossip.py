@@ -40,6 +40,7 @@ from unisono.strategies.engines.gossip_messages import (
     TookOver,
 )
 from unisono.strategies.engines.joining import join_dynamic
+from unisono.strategies.engines.pair_codec import PairCodec
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
 from unisono.strategies.engines.work_reports import WorkReports
 
@@ -68,7 +69,7 @@ class GossipParticipant(Participant):
     ) -> None:
         super().__init__(replica)
         self._pace = ExchangePace(every, least, self.fabric)
-        self._precision = precision
+        self._codec = PairCodec(precision)
         self._examples = 0
         self._gathering = ModelGather(self.fabric, STRATEGY)
         self._entered = False
@@ -244,13 +245,6 @@ class GossipParticipant(Participant):
         notes = merge_notes({self.fabric.address: mine}, self._reports.unacknowledged)
         return snapshot.vector, notes
 
-    def _round(self, model: Vector) -> Vector:
-        """The model as it travels; what is kept here becomes the same."""
-        rounded = model.rounded(self._precision)
-        if rounded is not model:
-            model.assign(rounded)
-        return rounded
-
     def _tell(self, to: Address, body: PeerMessage, vector: Vector | None = None) -> bool:
         try:
             self.fabric.send(to, PORT, body, vector)
@@ -261,6 +255,7 @@ class GossipParticipant(Participant):
     def _forget(self, who: Address) -> None:
         self._unclosed.append(who)
         self._reports.member_gone()
+        self._codec.forget(who)
         self._turned_away.discard(who)
         self._refused_by.discard(who)
         self._on_gone(who)

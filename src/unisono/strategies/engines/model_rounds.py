@@ -58,12 +58,15 @@ class ModelRoundsParticipant(SyncParticipant):
 
     def state(self) -> StateBundle:
         """The model of the last sync round, and the memory."""
+        bundle = super().state()
         with self.lock:
             vectors = {"agreed": self.agreed, **self.memory}
-            return StateBundle(vectors={name: vector.copy() for name, vector in vectors.items()})
+            bundle.vectors |= {name: vector.copy() for name, vector in vectors.items()}
+        return bundle
 
     def load_state(self, bundle: StateBundle) -> None:
         """The inverse of ``state``."""
+        super().load_state(bundle)
         with self.lock:
             self.begin(bundle.vectors["agreed"])
             for name, vector in self.memory.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unisono.fabric import Address, Addresses, Message, Precision, Vector
@@ -17,13 +17,11 @@ LEAST_EXCHANGE = 1
 
 @dataclass
 class _Offer:
-    """A model that was sent, and is mixed with what its receivers send."""
+    """A model that was sent to a neighbour, as it travelled; it is mixed with that one's own."""
 
     model: Vector
     weight: float
     began: float
-    waiting: set[Address] = field(default_factory=set)
-    """Neighbours whose own models have not come yet."""
 
 
 @dataclass
@@ -157,11 +155,11 @@ class NeighbourParticipant(GossipParticipant):
         if not is_member or (others and not free):
             return
         offer, notes = self._make_offer()
-        sent = self._round(offer.model)
-        for other in free:
-            if self._send(other, notes, offer.weight, sent):
-                offer.waiting.add(other)
-                self._offers[other] = offer
+        for place, other in enumerate(free):
+            last = place == len(free) - 1
+            one = offer if last else replace(offer, model=offer.model.copy())
+            if self._send(other, notes, one):
+                self._offers[other] = one
         if not others:
             self._mix(offer, offer.model, offer.weight)
             self._reports.report(notes)
@@ -174,8 +172,9 @@ class NeighbourParticipant(GossipParticipant):
         model, notes = self._take_model()
         return _Offer(model, 1 / (1 + len(self._others())), began), notes
 
-    def _send(self, to: Address, notes: Notes, weight: float, model: Vector) -> bool:
-        if not self._tell(to, NeighbourModel(notes, weight), model):
+    def _send(self, to: Address, notes: Notes, offer: _Offer) -> bool:
+        coded = self._codec.encode(to, offer.model)
+        if not self._tell(to, NeighbourModel(notes, offer.weight), coded):
             return False
         self._sent[to] = notes[self.fabric.address]
         self._open = TrainedWork()
@@ -183,9 +182,7 @@ class NeighbourParticipant(GossipParticipant):
 
     def _withdraw(self, who: Address) -> None:
         """No answer will come: the work stays to be shared."""
-        offer = self._offers.pop(who, None)
-        if offer is not None:
-            offer.waiting.discard(who)
+        self._offers.pop(who, None)
         self._open.add(TrainedWork(list(self._sent.pop(who, ()))))
 
     # Receiving.
@@ -197,13 +194,13 @@ class NeighbourParticipant(GossipParticipant):
         offer = self._offers.pop(sender, None)
         if offer is None:
             offer, notes = self._make_offer()
-            if not self._send(sender, notes, offer.weight, self._round(offer.model)):
+            if not self._send(sender, notes, offer):
                 return
             self._begun_by.add(sender)
-        offer.waiting.discard(sender)
         assert message.vector is not None
         self._since_tick.add(sender, self.fabric.now() - offer.began, message.vector.nbytes)
-        self._mix(offer, message.vector, min(offer.weight, body.weight))
+        theirs = self._codec.decode(sender, message.vector, offer.model)
+        self._mix(offer, theirs, min(offer.weight, body.weight))
         self._reports.report(body.notes)
 
     def _taken_in(self, work: Ranges) -> None:
@@ -211,10 +208,10 @@ class NeighbourParticipant(GossipParticipant):
         self._reports.report({self.fabric.address: work})
         self._sent = {who: subtract(ranges, work) for who, ranges in self._sent.items()}
 
-    def _mix(self, offer: _Offer, theirs: Any, weight: float) -> None:
-        """Hands in the weighted difference; the last to come uses the offered model up."""
-        delta = offer.model.like() if offer.waiting else offer.model
-        delta.difference(theirs, offer.model)
+    def _mix(self, offer: _Offer, theirs: Vector, weight: float) -> None:
+        """Hands in the weighted difference; the offered model is used up."""
+        delta = offer.model
+        delta.difference(theirs, delta)
         delta.scale(weight)
         self.replica.add(delta)
 

@@ -24,8 +24,8 @@ class PairwiseParticipant(GossipParticipant):
 
     each as a delta that its own thread adds in its next update. The two are exact negatives of each
     other, so the sum of all models stays what it is whenever each is applied, and no step that is
-    made meanwhile is lost. In bfloat16 each side computes with the two models as they travelled,
-    its own rounded as well, so this holds there, too.
+    made meanwhile is lost. In fewer bits each side computes with the two models as they travelled,
+    its own rounded as well, so this holds there, too (``pair_codec``).
 
     **One exchange at a time**, from a model that is given to the delta that comes of it: who
     answers is done at once; who asks, when it has the answer. Asked in between, it takes the
@@ -98,7 +98,7 @@ class PairwiseParticipant(GossipParticipant):
                 self._open, self._given = TrainedWork(), {}
                 self._complete()
                 return True
-            if self._tell(partner, Ask(notes), self._round(model)):
+            if self._tell(partner, Ask(notes), self._codec.encode(partner, model)):
                 self._asked, self._model = partner, model
                 self._in_question, self._open = self._open, TrainedWork()
                 return True
@@ -120,7 +120,7 @@ class PairwiseParticipant(GossipParticipant):
         partner = message.sender
         notes = {**message.body.notes, self.fabric.address: self._note(self._in_question)}
         nbytes = message.vector.nbytes
-        self._mix(self._model, message.vector)
+        self._mix(self._model, self._codec.decode(partner, message.vector, self._model))
         message.release()
         self._reports.report(notes)
         self._asked, self._model = None, None
@@ -161,12 +161,13 @@ class PairwiseParticipant(GossipParticipant):
     def _answer(self, message: Message[Ask]) -> None:
         sender = message.sender
         model, notes = self._take_model()
-        if self._tell(sender, ModelAnswer(notes), self._round(model)):
+        if self._tell(sender, ModelAnswer(notes), self._codec.encode(sender, model)):
             self._reports.report(message.body.notes)
             given = self._given.setdefault(sender, TrainedWork())
             given.add(self._open)
             self._open = TrainedWork()
-            self._mix(model, message.vector)
+            assert message.vector is not None
+            self._mix(model, self._codec.decode(sender, message.vector, model))
         message.release()
 
     def _refuse_all(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unisono.fabric import Address, Vector
+from unisono.fabric import Address, Precision, Vector
 from unisono.strategies.base import TrainedWork
 from unisono.strategies.engines.shards import Run
 
@@ -32,6 +32,11 @@ class ServerSettings(Protocol):
     @property
     def shards(self) -> int:
         """Pieces of the model."""
+        ...
+
+    @property
+    def precision(self) -> Precision:
+        """Of updates and parameters on their way."""
         ...
 
     @property

@@ -11,10 +11,11 @@ from unisono.coordinator.directives import (
     TakeSnapshot,
 )
 from unisono.coordinator.messages import Commit, Return, SnapshotTaken
-from unisono.fabric import Address, Gone, MembersChanged, Message, Vector, to_plain
+from unisono.fabric import Address, Gone, MembersChanged, Message, Vector, encoded_nbytes, to_plain
 from unisono.pool.ranges import Ranges, merge
 from unisono.strategies.base import Replica, StateBundle, TrainedWork
 from unisono.strategies.engines.pushes import Push, ServerSettings
+from unisono.strategies.engines.server_codec import PushCodec
 from unisono.strategies.engines.server_messages import (
     ENDED,
     PORT,
@@ -37,10 +38,12 @@ from unisono.strategies.engines.server_messages import (
     Show,
 )
 from unisono.strategies.engines.shard_store import ShardStore
-from unisono.strategies.engines.shards import bounds, runs
+from unisono.strategies.engines.shards import Run, bounds, runs
 from unisono.strategies.engines.state_transfer import send_bundle
 from unisono.strategies.engines.witness import Witness
 
+UNSENT = "unsent"
+"""The vector of a checkpoint that holds what was rounded off and not pushed yet."""
 LATE = 5
 """Pushes dropped one after the other, after which a learner is said to be too slow."""
 
@@ -72,6 +75,7 @@ class ServerAgent:
         """Pushes of this learner that were applied."""
         self.number = 0
         """Of its last push."""
+        self.push_codec = PushCodec(settings.precision)
         self._pulls = self._late = 0
         self._push: Push | None = None
         self._began = 0.0
@@ -149,6 +153,7 @@ class ServerAgent:
                 self._draining = False
                 self.number += 1
                 self._push.number = self.number
+                self.push_codec.begin(self._push.update)
             self._began = self._fabric.now()
             self._send_pieces()
 
@@ -177,9 +182,11 @@ class ServerAgent:
                 note=self._note(push),
                 bound=0 if push.decided else self._settings.bound,
                 passed=self._passed,
+                base=self._shard_store.pull_codec.base(run, who),
             )
-            span = bounds(run, self._settings.shards, len(self._shard_store.model))
-            piece = None if push.update is None else push.update.slice(*span)
+            piece = None if push.update is None else push.update.slice(*self._span(run))
+            if piece is not None and who != self._fabric.address:
+                piece = self.push_codec.encode(piece)
             try:
                 self._fabric.send(who, PORT, message, piece)
             except Gone:
@@ -195,7 +202,12 @@ class ServerAgent:
             return
         del push.sent[run]
         if isinstance(reply, Pulled):
-            self._shard_store.take(reply, message.vector)
+            assert message.vector is not None
+            if push.update is not None:
+                span = self._span(run)
+                travelled = message.sender != self._fabric.address
+                self.push_codec.applied(push.update.slice(*span), span, travelled=travelled)
+            self._shard_store.take(reply, message.sender, message.vector)
             push.missing -= set(range(*run))
             push.decided = True
             if run[0] == 0:
@@ -207,6 +219,9 @@ class ServerAgent:
             self._send_pieces()
         if not push.missing:
             self._complete(push)
+
+    def _span(self, run: Run) -> tuple[int, int]:
+        return bounds(run, self._settings.shards, len(self._shard_store.model))
 
     def _complete(self, push: Push) -> None:
         self._push = None
@@ -221,7 +236,7 @@ class ServerAgent:
                 "round",
                 round=self.applied - 1,
                 time_s=self._fabric.now() - self._began,
-                bytes=2 * push.update.nbytes,
+                bytes=2 * encoded_nbytes(push.update, self._settings.precision),
                 staleness=push.stale,
                 weight=push.work.examples,
             )
@@ -306,7 +321,10 @@ class ServerAgent:
         if self._cutting is None:
             return
         if keep == self._cutting:
-            self.kept = (keep, self._shard_store.export(self.applied, self.number))
+            kept = self._shard_store.export(self.applied, self.number)
+            if self.push_codec.unsent is not None:
+                kept.vectors[UNSENT] = self.push_codec.unsent.copy()
+            self.kept = (keep, kept)
         self._passed, self._cutting = self._cutting, None
         self._shard_store.retry()
         self._start()

@@ -28,6 +28,8 @@ class PushPiece:
     """Staleness beyond which it is dropped; 0: it is not."""
     passed: int
     """The last checkpoint that its learner has passed."""
+    base: int
+    """The answer that its learner's copy of the run comes from; see ``server_codec``."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Pulled:
     number: int
     stale: int
     copies: tuple[Copy, ...]
+    answer: int
+    """Its number; see ``server_codec``."""
+    difference: bool
+    """Whether the vector is what has changed since the answer that the push named."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from unisono.strategies.engines.accumulators import Accumulator
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.model_view import ModelView
 from unisono.strategies.engines.pushes import Push, ServerSettings
-from unisono.strategies.engines.server_agent import ServerAgent
+from unisono.strategies.engines.server_agent import UNSENT, ServerAgent
 from unisono.strategies.engines.server_messages import (
     ENDED,
     FINAL,
@@ -63,7 +63,7 @@ class ServerParticipant(Participant):
         super().__init__(replica)
         self._settings = settings
         self._accumulator = accumulator
-        self._shard_store = ShardStore(replica, settings.shards, accumulator.updater, averages_from)
+        self._shard_store = ShardStore(replica, settings, accumulator.updater, averages_from)
         self._agent = ServerAgent(replica, settings, self._shard_store)
         self._model_view = ModelView(self.fabric, self._shard_store, settings.shards)
         self._entered = False
@@ -217,6 +217,7 @@ class ServerParticipant(Participant):
         state = self._shard_store.load(bundle)
         self.rounds = self._agent.applied = state.rounds
         self._agent.number = state.number
+        self._agent.push_codec.unsent = bundle.vectors.get(UNSENT)
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
         """What the coordinator asked to keep."""

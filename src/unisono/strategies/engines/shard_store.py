@@ -10,6 +10,7 @@ from unisono.fabric import (
     Addresses,
     Gone,
     Message,
+    Precision,
     TypedPort,
     Vector,
     from_plain,
@@ -17,6 +18,8 @@ from unisono.fabric import (
 )
 from unisono.pool.ranges import Ranges, merge, subtract
 from unisono.strategies.base import Replica, StateBundle, Updater
+from unisono.strategies.engines.pushes import ServerSettings
+from unisono.strategies.engines.server_codec import PullCodec
 from unisono.strategies.engines.server_messages import (
     PORT,
     SHOWN,
@@ -54,14 +57,16 @@ class ShardStore:
     def __init__(
         self,
         replica: Replica,
-        shards: int,
+        settings: ServerSettings,
         make_updater: Callable[[Vector, int], Updater],
         averages_from: float | None,
     ) -> None:
         self._replica = replica
         self._make_updater = make_updater
         self._fabric = replica.fabric
-        self._count = shards
+        self._count = shards = settings.shards
+        self._precision = settings.precision
+        self.pull_codec = PullCodec(settings.precision)
         self._averages_from = averages_from
         self._shards: dict[int, Shard] = {}
         self._asked: dict[int, set[Address]] = {}
@@ -94,9 +99,10 @@ class ShardStore:
             self._part(self._values, (shard, shard + 1)).assign(vector)
         self.change_view()
 
-    def take(self, pulled: Pulled, vector: Vector | None) -> None:
+    def take(self, pulled: Pulled, sender: Address, vector: Vector) -> None:
         """Takes newer values of a run over into ``model``."""
-        self._part(self.model, pulled.run).assign(vector)
+        part, answer = self._part(self.model, pulled.run), (sender, pulled.answer)
+        self.pull_codec.take(part, pulled.run, answer, vector, difference=pulled.difference)
         for shard, copy in zip(range(*pulled.run), pulled.copies, strict=True):
             self.copies[shard] = copy
 
@@ -215,6 +221,7 @@ class ShardStore:
         new = mine - set(self._shards) - set(self._asked)
         others = [m for m in members if m != me]
         before, self._members = self._members, members
+        self.pull_codec.forget()
         if before:
             self._orphans |= {s for s in new if holder(s, self._count, before) not in members}
         for shard in new:
@@ -318,13 +325,22 @@ class ShardStore:
             message.release()
             self._send(sender, PORT, Dropped(run, push.number, stale))
             return True
+        here = sender == self._fabric.address
+        values = self._part(self._values, run)
         if message.vector is not None:
-            self._apply(push, sender, message.vector)
+            update = message.vector
+            if not here and self._precision is not Precision.FLOAT32:
+                update = values.like()
+                update.assign(message.vector.decoded(self._precision, values))
+            self._apply(push, sender, update)
         message.release()
         copies = tuple(self._shards[s].copy for s in range(*run))
-        reply = Pulled(run, push.number, stale, copies)
-        self._send(sender, PORT, reply, self._part(self._values, run))
-        if sender != self._fabric.address:
+        answer, difference = 0, False
+        if not here:
+            answer, difference, values = self.pull_codec.answer(sender, run, push.base, values)
+        reply = Pulled(run, push.number, stale, copies, answer, difference)
+        self._send(sender, PORT, reply, values)
+        if not here:
             self._note_given(run)
         return True
 

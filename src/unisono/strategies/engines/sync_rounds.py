@@ -43,6 +43,7 @@ from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Notes, count, merge_notes
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
 from unisono.strategies.engines.collective import Aborted, Collective
+from unisono.strategies.engines.error_feedback import Residuals
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
 from unisono.strategies.selection import AllModels, Candidate, Selection
@@ -145,6 +146,14 @@ class SyncParticipant(Participant):
 
     # The learner's thread.
 
+    def state(self) -> StateBundle:
+        """What rounds in few bits have not sent yet: in checkpoints alone, it is each one's own."""
+        return StateBundle(vectors=self._collective.residuals.vectors())
+
+    def load_state(self, bundle: StateBundle) -> None:
+        """The inverse of ``state``."""
+        self._collective.residuals = Residuals.load(bundle.vectors)
+
     def start(self) -> None:
         """Spawns the agent."""
         self.fabric.port(PORT)
@@ -236,6 +245,8 @@ class SyncParticipant(Participant):
         notes = self._attempt(number, members, contribution, self._spare)
         self._result, self._spare = self._spare, self._result
         assert self._result is not None
+        counted = bool(notes.get(self.fabric.address)) or not any(notes.values())
+        self._collective.settle(self._result, counted=counted)
         self.rounds = number + 1
         self.conclude(self._result, contribution, len(notes))
         self._round_ended = self.fabric.now()
@@ -359,6 +370,7 @@ class SyncParticipant(Participant):
 
     def _send_state(self, newcomer: Address) -> None:
         learner, own = self.replica.export(optimizer=self.optimizer_travels), self.state()
+        Residuals.load(own.vectors)  # stay here
         own.plain["sync"] = to_plain(SyncState(self.rounds, tuple(sorted(self._excluded))))
         try:
             send_bundle(self.fabric, newcomer, learner)

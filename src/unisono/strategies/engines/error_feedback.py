@@ -1,0 +1,54 @@
+"""What sync rounds in few bits did not send yet.
+
+With Q the rounding of a precision (``Vector.encoded`` and ``decoded``), a member that would send
+the vectors d_1, d_2, ... sends
+
+    c_t = Q(d_t + e_{t-1})        e_t = d_t + e_{t-1} - c_t        e_0 = 0
+
+so that sum_t c_t + e_T = sum_t d_t: what is rounded off in one round is added to the next one, and
+the error of the sum never exceeds that of one round (Karimireddy et al. 2019,
+https://arxiv.org/abs/1901.09847). The mean of a slice, which is rounded once more on its way to
+all, has a residual of its own at the slice's owner (Tang et al. 2019,
+https://arxiv.org/abs/1905.05957).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.fabric import Precision, Vector
+
+Bounds = tuple[int, int]
+
+
+@dataclass
+class Residuals:
+    """Of one member: what it would have sent more, as a contributor and as the owner of a slice."""
+
+    own: Vector | None = None
+    mean: Vector | None = None
+    bounds: Bounds = (0, 0)
+    """The slice that ``mean`` belongs to; with other members it is another one, and starts anew."""
+
+    def vectors(self) -> dict[str, Vector]:
+        """For a checkpoint."""
+        named = {"residual": self.own, f"residual.{self.bounds[0]}.{self.bounds[1]}": self.mean}
+        return {name: vector.copy() for name, vector in named.items() if vector is not None}
+
+    @classmethod
+    def load(cls, vectors: dict[str, Vector]) -> Residuals:
+        """The inverse of ``vectors``; takes them out of the dictionary."""
+        found = cls(own=vectors.pop("residual", None))
+        for name in [name for name in vectors if name.startswith("residual.")]:
+            start, stop = name.split(".")[1:]
+            found.mean, found.bounds = vectors.pop(name), (int(start), int(stop))
+        return found
+
+
+def send_off(total: Vector, precision: Precision) -> Vector:
+    """A vector on its way; ``total``, which it is made of, becomes the residual."""
+    coded = total.encoded(precision)
+    if coded is total:  # It has no fewer bits.
+        coded = total.copy()
+    total.difference(total, coded.decoded(precision, total))
+    return coded
