@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -298,12 +299,14 @@ def test_the_others_pull_before_their_first_push(
     alone = 0
     begin = ServerParticipant._begin
 
-    def noted(self: ServerParticipant, update: Vector | None, work: TrainedWork) -> None:
+    def noted(
+        self: ServerParticipant, update: Vector | None, rates: Sequence[float], work: TrainedWork
+    ) -> None:
         nonlocal alone
         if update is not None:
             first.setdefault(self.fabric.address, self._computed_at)
             alone += self.replica.progress() <= 0.5
-        begin(self, update, work)
+        begin(self, update, rates, work)
 
     monkeypatch.setattr(ServerParticipant, "_begin", noted)
     for seed in range(20):
