@@ -69,7 +69,7 @@ def test_extras_that_are_missing_are_named() -> None:
     (found,) = [finding for finding in judge(GOOD) if finding.what == "extras"]
     assert found.found == "speech, not cluster (no ray)" and "'unisono[cluster]'" in found.advice
     here = dict(survey().extras)
-    assert set(here) == {"cluster", "speech", "demo"}
+    assert set(here) == {"cluster", "speech", "demo", "mpi"}
     assert all(disk.free > 0 for disk in survey().disks)
 
 
