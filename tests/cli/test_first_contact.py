@@ -19,7 +19,7 @@ from test_commands import QUICK, Run, is_one_line, prep, run
 import unisono
 from unisono.config import Config, load
 from unisono.errors import UserError
-from unisono.launch.room import warn_of_crowd
+from unisono.launch.room import check_memory, warn_of_crowd
 from unisono.runs.directory import RunDirectory
 from unisono.strategies.registry import find, make, names
 from unisono.training import bench
@@ -163,7 +163,6 @@ def test_all_keys_are_listed(run: Run) -> None:
         (["train", "PREP", "--learners", "2:4"], ["--learners 2:4", "--cluster"]),
         (["launch", "--learners", "2:4", "SCRIPT"], ["--learners 2:4", "--cluster"]),
         (["launch", "--learners", "99999", "SCRIPT"], ["99,999 learners", "GiB of memory"]),
-        (["train", "PREP", "--learners", "99999"], ["99,999 learners", "GiB of memory"]),
         (["launch", "--timeout", "0", "SCRIPT"], ["--timeout"]),
         (["launch", "--timeout", "-5", "SCRIPT"], ["--timeout"]),
         (["launch", "--timeout", "nan", "SCRIPT"], ["--timeout"]),
@@ -207,6 +206,18 @@ def test_numbers_too_small_are_refused_by_every_strategy(name: str) -> None:
                 make(name, {key: value})
             assert "\n" not in str(caught.value)
     assert counts or name in ("solo", "allreduce", "delay-by-one")
+
+
+def test_more_learners_than_memory_holds_are_refused(
+    run: Run, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unisono.launch.room.memory", lambda: (2**30, 2**30))
+    out = tmp_path / "run"
+    status, _, error = run("train", prep, "--out", out, "--learners", "20", *QUICK)
+    assert status == 2
+    assert is_one_line(error, "20 learners need at least 2 GiB of memory", "has 1"), error
+    assert not out.exists()
+    check_memory(10)
 
 
 def test_more_learners_than_cores_are_told(capfd: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,6 @@ def check(config: Config) -> None:
     learners = config.learner_range[1]
     if not config.cluster:
         check_range(*config.learner_range)
-        check_memory(learners)
         check_precision(config.precision, choose_device(config, 0))
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
@@ -222,6 +221,7 @@ def check(config: Config) -> None:
             "smaller minibatches"
         )
     if not config.cluster:
+        check_memory(learners)
         require_files(learners)
 
 
