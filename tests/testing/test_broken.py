@@ -151,7 +151,7 @@ class ByArrival(Collective):
     """(e) The owner of a slice sums its parts in the order in which they arrive."""
 
     def _sum_up(self, members: list[Address], own: Part, vector: Vector, *rest: Any) -> Parts:
-        result, _ = rest
+        result, *_ = rest
         me = self._fabric.address
         arrived: list[tuple[float, Vector]] = [(float(own.candidate.examples), vector)]
         notes, messages = {me: own.note}, []
@@ -186,7 +186,7 @@ class EachForItself(Collective):
     """(e) Everybody gets everything, and sums it in the order of arrival."""
 
     def _mean(self, members: list[Address], own: Part, vector: Vector, *rest: Any) -> Parts:
-        result, _ = rest
+        result, *_ = rest
         me = self._fabric.address
         others = [m for m in members if m != me]
         for member in others:

@@ -226,18 +226,11 @@ class Collective:
             said = {m: own if m == me else parts[m].body for m in members}
             candidates = [said[m].candidate for m in members]
             weights = selection.weights(candidates, own.tag[0])
-            total = sum(weights)
-            for place, (member, weight) in enumerate(zip(members, weights, strict=True)):
-                share = weight / total if total > 0 else 1 / len(members)
-                if member == me:
-                    part = vector
-                else:
-                    part = _vector_of(parts[member]).decoded(precision, vector)
-                if place == 0:
-                    result.assign(part)
-                    result.scale(share)
-                else:
-                    result.add(part, share)
+            slices = [
+                vector if m == me else _vector_of(parts[m]).decoded(precision, vector)
+                for m in members
+            ]
+            _weighted_sum(result, list(zip(weights, slices, strict=True)))
             chosen = zip(members, candidates, weights, strict=True)
             left_out = {
                 m for m, candidate, weight in chosen if candidate.examples > 0 and weight == 0
@@ -245,8 +238,8 @@ class Collective:
             return Parts({m: said[m].note for m in members}, frozenset(left_out))
         finally:
             # Also what came of a collective that breaks: who sent it may need the credit.
-            for part_message in parts.values():
-                part_message.release()
+            for part in parts.values():
+                part.release()
 
     def _next(self, member: Address, tag: Tag, kind: type[M]) -> Message[M]:
         """The member's message of this attempt; older ones are dropped, newer ones kept."""
@@ -297,6 +290,17 @@ class Collective:
 
 def _bounds(count: int, parts: int) -> list[tuple[int, int]]:
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
+
+
+def _weighted_sum(result: Vector, parts: Sequence[tuple[float, Vector]]) -> None:
+    total = sum(weight for weight, _ in parts)
+    for place, (weight, vector) in enumerate(parts):
+        share = weight / total if total > 0 else 1 / len(parts)
+        if place == 0:
+            result.assign(vector)
+            result.scale(share)
+        else:
+            result.add(vector, share)
 
 
 def _vector_of(message: Message[Part] | Message[Mean]) -> Vector:
