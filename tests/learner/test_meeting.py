@@ -98,3 +98,16 @@ def test_addresses_for_others_are_no_loopback() -> None:
     found = addresses()
     assert len(found) == len(set(found))
     assert not [a for a in found if a.startswith("127.") or a == "::1"]
+
+
+def test_rank_0_does_not_wait_for_ever_for_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, store: Overheard
+) -> None:
+    """Rank 1 has said that it is here, and never hears the plan."""
+    found = MeetingStore(store, PLACE, "")  # type: ignore[arg-type]
+    monkeypatch.setattr(meeting, "find_store", lambda rank, interface: found)
+    monkeypatch.setattr(meeting, "PATIENCE", timedelta(seconds=0.4))
+    monkeypatch.setattr(meeting, "_TURN", timedelta(seconds=0.1))
+    first, _ = (Meeting(Rank(n, 2), "") for n in range(2))
+    with pytest.raises(UserError, match=r"rank 0 has waited 0.4 s for the others"):
+        first.tell(PLAN)

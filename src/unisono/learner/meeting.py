@@ -54,7 +54,7 @@ class Meeting:
         """Rank 0: tells all the others, and waits until they have heard it."""
         if self.credentials:
             plan = {key: value for key, value in plan.items() if key != "credentials"}
-        while True:
+        for _ in range(round(PATIENCE / _TURN)):
             others = [here["word"] for here in self._all()[1:]]
             for word in others:
                 self._store.set(f"{self._prefix}/plan/{word}", json.dumps(plan))
@@ -64,6 +64,7 @@ class Meeting:
                 return
             except RuntimeError:
                 continue  # One of them is of this attempt only now.
+        raise self._waited_in_vain()
 
     def hear(self) -> dict[str, str]:
         """The other ranks: what rank 0 says."""
@@ -82,7 +83,10 @@ class Meeting:
         try:
             return bytes(self._store.get(f"{self._prefix}/{key}"))
         except RuntimeError:
-            raise UserError(
-                f"rank {self._rank.number} has waited {PATIENCE.total_seconds():g} s for the "
-                "others: see what they say"
-            ) from None
+            raise self._waited_in_vain() from None
+
+    def _waited_in_vain(self) -> UserError:
+        waited = f"{PATIENCE.total_seconds():g} s"
+        return UserError(
+            f"rank {self._rank.number} has waited {waited} for the others: see what they say"
+        )
