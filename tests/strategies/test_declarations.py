@@ -41,11 +41,11 @@ def load_example() -> ModuleType:
 
 
 @pytest.fixture
-def _elastic(monkeypatch: pytest.MonkeyPatch) -> None:
+def _partial_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: [FakeEntry])
 
 
-@pytest.mark.usefixtures("_elastic")
+@pytest.mark.usefixtures("_partial_averaging")
 def test_options_in_examples_of_a_strategy_from_outside_are_divided_for_chunks() -> None:
     chosen = {"name": "from-outside", "every": 6400}
     frames = strategy_of(Config(learners="2", model="dnn", strategy=chosen))
@@ -53,7 +53,7 @@ def test_options_in_examples_of_a_strategy_from_outside_are_divided_for_chunks()
     assert (frames.every, chunks.every) == (6400, 200)  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("_elastic")
+@pytest.mark.usefixtures("_partial_averaging")
 def test_a_strategy_from_outside_has_the_declared_rate_and_momentum() -> None:
     config = Config(learners="2", strategy={"name": "from-outside"})
     assert "from-outside" in names()
