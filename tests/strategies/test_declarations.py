@@ -27,7 +27,7 @@ class FakeEntry:
 
     @staticmethod
     def load() -> type[Strategy]:
-        found: type[Strategy] = load_example().Elastic
+        found: type[Strategy] = load_example().PartialAveraging
         return found
 
 
