@@ -70,6 +70,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.hosts import Hosts
 
 MODEL = [f"minibatch={MINIBATCH}", "network.hidden=[384,384,384]", "threads=1", "device=cpu"]
+OPTIMIZER = "optimizer=sgd"
+"""Of all that is timed: the default for one learner is another than that for several."""
 RATES = ["rate.schedule=warmup", "rate.start=0.025"]
 """Of the trainings of four learners, as in results/an4-4-learners.txt; solo has the defaults."""
 FAR_S = 0.01
@@ -108,7 +110,7 @@ class Cluster:
     def time(self, sets: list[str], seconds: float, *, shared: bool = True) -> list[Speed]:
         """What each host does in a window."""
         with self._coordinated(None) if shared else _nothing() as order:
-            self._tell(Order(*order, tuple(sets), seconds))
+            self._tell(Order(*order, (*sets, OPTIMIZER), seconds))
             self._hear()
             self._tell("begin")
             speeds = self._hear()
