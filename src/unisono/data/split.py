@@ -7,6 +7,7 @@ from enum import Enum
 
 from unisono.errors import UserError
 from unisono.pool.order import Order
+from unisono.text import counted
 
 
 class Part(Enum):
@@ -46,7 +47,7 @@ def hold_out(speakers: Iterable[str], share: float, seed: int) -> frozenset[str]
         return frozenset()
     if len(names) < 2:
         raise UserError(
-            f"cannot hold out a part by speaker from {len(names)} speaker(s): "
+            f"cannot hold out a part by speaker from {counted(len(names), 'speaker')}: "
             "bring more speakers, or hold none out (--heldout 0)"
         )
     count = min(max(round(share * len(names)), 1), len(names) - 1)
@@ -72,8 +73,8 @@ def halve(speakers: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
     names = frozenset(speakers)
     if len(names) < 2:
         raise UserError(
-            f"{len(names)} held-out speaker(s) cannot be divided into those that settings are "
-            "chosen by and those that are reported: hold out at least 2 when preparing"
+            f"{counted(len(names), 'held-out speaker')} cannot be divided into those that settings "
+            "are chosen by and those that are reported: hold out at least 2 when preparing"
         )
     choosing = hold_out(names, 0.5, seed=0)
     return choosing, names - choosing

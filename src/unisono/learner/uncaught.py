@@ -18,6 +18,7 @@ from types import TracebackType
 from unisono.coordinator.client import Abandoned, CoordinatorLost
 from unisono.errors import UserError
 from unisono.learner.placement import DIRECTORY, LEARNER
+from unisono.learner.ranks import Rank
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -67,4 +68,10 @@ def install() -> None:
 
 def _number() -> str | None:
     """Which learner of several this process is, as its launcher says."""
-    return os.environ.get(LEARNER) or os.environ.get("RANK")
+    if named := os.environ.get(LEARNER):
+        return named
+    try:
+        rank = Rank.from_environment()
+    except UserError:
+        return None
+    return None if rank is None else str(rank.number)
