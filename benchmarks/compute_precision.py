@@ -46,7 +46,8 @@ def minibatch(model: nn.Module, name: str) -> torch.Tensor:
     """256 frames to classify: by themselves with their context, or 8 chunks of 32."""
     if find(name).takes is Takes.FRAMES:
         return torch.randn(256, 11 * FEATURES)
-    return torch.randn(8, int(model.left) + 32 + int(model.right), FEATURES)
+    around = sum(int(getattr(model, side)) for side in ("left", "right"))
+    return torch.randn(8, around + 32, FEATURES)
 
 
 def step_ms(name: str, config: Config) -> dict[ComputePrecision, float]:
@@ -66,7 +67,7 @@ def step_ms(name: str, config: Config) -> dict[ComputePrecision, float]:
                     began = clock()
                 with autocast(precision, device):
                     loss = functional.cross_entropy(model(x).flatten(0, -2), y)
-                loss.backward()
+                torch.autograd.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
             if device.type == "cuda":
