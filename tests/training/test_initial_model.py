@@ -57,7 +57,7 @@ def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
     "sets",
     [
         [],
-        pytest.param(["learners=2"], marks=pytest.mark.long),
+        pytest.param(["learners=2", "strategy.sharding=static"], marks=pytest.mark.long),
         pytest.param(["learners=2", "strategy.name=server"], marks=pytest.mark.long),
     ],
 )
