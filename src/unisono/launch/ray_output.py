@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
@@ -50,8 +50,7 @@ class ClusterOutput:
         """Waits until all that these have printed is here, for a while."""
         self._wanted = {(name, number) for number in learners for name in ("stdout", "stderr")}
         self._look()
-        with suppress(TimeoutError):
-            self._all.result(PATIENCE_S)
+        wait([self._all], PATIENCE_S)
 
     def _note(self, name: str) -> Callable[[int], None]:
         def seen(number: int) -> None:
