@@ -135,7 +135,7 @@ def main() -> None:
             loglikes = [make_loglikes(words, made, gain, random) for words in sentences]
             list(decoder.decode(loglikes[:1], _SCALE, 0.0))  # reads the graph
             before = time.process_time()
-            found = list(decoder.decode(loglikes, _SCALE, 0.0))
+            found = [h.words for h in decoder.decode(loglikes, _SCALE, 0.0)]
             spent = time.process_time() - before
             audio = _SHIFT_S * sum(map(len, loglikes))
             errors = sum(count_errors(a, b).total for a, b in zip(sentences, found, strict=True))

@@ -125,9 +125,10 @@ def _decode(
             log=log,
         )
         found = {}
-        words = decoder.decode(scorer.log_likelihoods(extracted), settings.scale, settings.penalty)
-        for (utterance, _), hypothesis in zip(extracted, words, strict=True):
-            found[utterance.id] = hypothesis
+        loglikes = scorer.log_likelihoods(extracted)
+        hypotheses = decoder.decode(loglikes, settings.scale, settings.penalty)
+        for (utterance, _), hypothesis in zip(extracted, hypotheses, strict=True):
+            found[utterance.id] = hypothesis.words
             progress.advance()
         factor = progress.real_time_factor
         cpu_s = time.process_time() - begun + tuning_cpu_s

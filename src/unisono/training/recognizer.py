@@ -95,7 +95,7 @@ class Recognizer:
             (_utterance(str(number)), self._features(audio)) for number, audio in enumerate(audios)
         ]
         loglikes = self._scorer.log_likelihoods(extracted)
-        return list(self._decoder.decode(loglikes, self._scale, self._penalty))
+        return [h.words for h in self._decoder.decode(loglikes, self._scale, self._penalty)]
 
     def _features(self, audio: Path | str | ArrayLike) -> UtteranceFeatures:
         name = str(audio) if isinstance(audio, Path | str) else "the samples"

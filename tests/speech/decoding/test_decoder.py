@@ -1,4 +1,4 @@
-"""Lattices rescored with other settings give the words that decoding with these gives."""
+"""Paths and their costs, by one process and by several."""
 
 from __future__ import annotations
 
@@ -59,20 +59,18 @@ def loglikes(inputs: GraphInputs) -> list[np.ndarray]:
 GRID = [(scale, penalty) for scale in (0.05, 0.1, 0.2) for penalty in (-2.0, 0.0, 3.0)]
 
 
-def test_whole_lattices_rescored_are_what_decoding_finds(
+def test_each_setting_finds_the_path_that_it_prefers(
     inputs: GraphInputs, loglikes: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With beams that lose nothing both are exact, so they must agree with every setting."""
-    for name in ("BEAM", "_LATTICE_SEARCH_BEAM", "_LATTICE_BEAM"):
-        monkeypatch.setattr(f"unisono.speech.decoding.decoder.{name}", 300.0)
-    results = set()
+    """With a beam that loses nothing no other path can cost less, so the costs must be right."""
+    monkeypatch.setattr("unisono.speech.decoding.decoder.BEAM", 300.0)
     with Decoder(build_graph(inputs), inputs.words, 1) as decoder:
-        lattices = list(decoder.make_lattices(loglikes, 0.1))
-        for scale, penalty in GRID:
-            decoded = list(decoder.decode(loglikes, scale, penalty))
-            assert decoder.rescore(lattices, scale, penalty) == decoded
-            results.add(tuple(decoded))
-    assert len(results) > 3, "the settings matter here"
+        found = {setting: list(decoder.decode(loglikes, *setting)) for setting in GRID}
+    for setting, paths in found.items():
+        for number, path in enumerate(paths):
+            others = min(other[number].cost(*setting) for other in found.values())
+            assert path.cost(*setting) == pytest.approx(others, abs=1e-3)
+    assert len({tuple(h.words for h in paths) for paths in found.values()}) > 3, "settings matter"
 
 
 def test_two_processes_give_the_same_and_count_their_cpu_time(
@@ -81,8 +79,7 @@ def test_two_processes_give_the_same_and_count_their_cpu_time(
     found = []
     for processes in (1, 2):
         with Decoder(build_graph(inputs), inputs.words, processes) as decoder:
-            lattices = list(decoder.make_lattices(loglikes, 0.1))
-            found.append([decoder.rescore(lattices, *setting) for setting in GRID])
+            found.append([list(decoder.decode(loglikes, *setting)) for setting in GRID])
             assert (decoder.worker_cpu_s > 0) == (processes > 1)
     assert found[0] == found[1]
 

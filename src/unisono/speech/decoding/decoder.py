@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.speech.decoding.lattice import Lattice
 from unisono.speech.dependencies import import_package
 from unisono.speech.graph.decoding_graph import add_word_insertion_penalty
 from unisono.speech.graph.fst import Fst
@@ -21,75 +20,67 @@ Frames = NDArray[np.float32]
 Words = tuple[str, ...]
 
 BEAM = 15.0
-"""The beam of the search for the best path."""
+"""The beam of the search."""
 MAX_ACTIVE = 3000
-"""The states that this search keeps in a frame, at most."""
-_LATTICE_SEARCH_BEAM = 11.0
-"""The beam of the search for lattices, at an acoustic scale of 0.1."""
-_LATTICE_BEAM = 6.0
-"""Paths that cost this much more than the best one are kept in lattices."""
+"""The states that it keeps in a frame, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """The best path of an utterance.
+
+    Attributes:
+        words: Its words.
+        graph_cost: Its cost in the graph, without word insertion penalties.
+        acoustic_cost: Its negative log-likelihood, not scaled.
+    """
+
+    words: Words
+    graph_cost: float = 0.0
+    acoustic_cost: float = 0.0
+
+    def cost(self, scale: float, penalty: float) -> float:
+        """What the path costs with an acoustic scale and a word insertion penalty."""
+        return self.graph_cost + scale * self.acoustic_cost + penalty * len(self.words)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Task:
-    """An utterance to search; `lattice`: where its lattice goes, None: the best path is wanted."""
-
     graph: Path
     loglikes: Frames
     scale: float
-    lattice: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rescoring:
-    lattice: Path
-    scale: float
-    penalty: float
+class _Path:
+    labels: tuple[int, ...] = ()
+    graph_cost: float = 0.0
+    scaled_acoustic_cost: float = 0.0
 
 
 def _no_graph() -> dict[Path, Any]:
     return {}
 
 
-def _search(graphs: dict[Path, Any], task: _Task) -> list[int]:
-    """The labels of the best path; if none reaches a final state, of the best partial one."""
+def _search(graphs: dict[Path, Any], task: _Task) -> _Path:
+    """The best path; if none reaches a final state, the best partial one."""
     decoder, kaldifst = import_package("kaldi_decoder"), import_package("kaldifst")
     if task.graph not in graphs:
         graphs.clear()  # one at a time: a graph of a large vocabulary takes much memory
         graphs[task.graph] = kaldifst.StdVectorFst.read(str(task.graph))
     scores = decoder.DecodableCtc(np.ascontiguousarray(task.loglikes * np.float32(task.scale)))
-    if task.lattice is not None:
-        config = decoder.LatticeSimpleDecoderConfig(
-            beam=_lattice_search_beam(task.scale), lattice_beam=_LATTICE_BEAM
-        )
-        search = decoder.LatticeSimpleDecoder(graphs[task.graph], config)
-        search.decode(scores)
-        search.get_raw_lattice()[1].write(str(task.lattice))
-        Lattice.read_openfst(task.lattice, task.scale).save(task.lattice)
-        return []
     options = decoder.FasterDecoderOptions(beam=BEAM, max_active=MAX_ACTIVE)
     search = decoder.FasterDecoder(graphs[task.graph], options)
     search.decode(scores)
     found, best = search.get_best_path()
-    return list(kaldifst.get_linear_symbol_sequence(best)[2]) if found else []
-
-
-def _lattice_search_beam(scale: float) -> float:
-    """The beam of the search for lattices.
-
-    kaldi-decoder's search for lattices has no limit on active states. The smaller the scale, the
-    closer the scores, and the more states a beam keeps: so it narrows with the scale.
-    """
-    return float(min(BEAM, _LATTICE_SEARCH_BEAM * np.sqrt(scale / 0.1)))
-
-
-def _rescore(_: dict[Path, Any], task: _Rescoring) -> list[int]:
-    scratch = task.lattice.with_suffix(".fst")
-    return Lattice.load(task.lattice).best_labels(task.scale, task.penalty, scratch)
+    if not found:
+        return _Path()
+    _, _, labels, weight = kaldifst.get_linear_symbol_sequence(best)
+    return _Path(labels=tuple(labels), graph_cost=weight.value1, scaled_acoustic_cost=weight.value2)
 
 
 class Decoder:
-    """Decodes with one graph, to words or to lattices."""
+    """Decodes with one graph."""
 
     def __init__(self, graph: Fst, words: Sequence[str], processes: int) -> None:
         """Starts the processes.
@@ -101,7 +92,6 @@ class Decoder:
         """
         self._graph = graph
         self._words = words
-        self.processes = processes
         self._folder = tempfile.TemporaryDirectory(prefix="unisono-decode-")
         self._pool = WorkerPool(processes, _no_graph)
 
@@ -117,8 +107,10 @@ class Decoder:
         """CPU seconds of finished searches in processes other than this one."""
         return self._pool.worker_cpu_s
 
-    def decode(self, loglikes: Iterable[Frames], scale: float, penalty: float) -> Iterator[Words]:
-        """Yields the words of each utterance.
+    def decode(
+        self, loglikes: Iterable[Frames], scale: float, penalty: float
+    ) -> Iterator[Hypothesis]:
+        """Yields the best path of each utterance.
 
         Args:
             loglikes: Frames x states each.
@@ -127,35 +119,16 @@ class Decoder:
         """
         graph = self._graph_file(penalty)
         tasks = (_Task(graph=graph, loglikes=each, scale=scale) for each in loglikes)
-        return map(self._to_words, self._pool.map(_search, tasks))
-
-    def make_lattices(self, loglikes: Sequence[Frames], scale: float) -> Iterator[Path]:
-        """Yields the file of each utterance's lattice; earlier ones are overwritten."""
-        graph = self._graph_file(0.0)
-        files = [Path(self._folder.name) / f"{number}.npz" for number in range(len(loglikes))]
-        tasks = (
-            _Task(graph=graph, loglikes=each, scale=scale, lattice=file)
-            for each, file in zip(loglikes, files, strict=True)
-        )
-        for file, _ in zip(files, self._pool.map(_search, tasks), strict=True):
-            yield file
-
-    def rescore(self, lattices: Iterable[Path], scale: float, penalty: float) -> list[Words]:
-        """The words of each lattice's best path.
-
-        Args:
-            lattices: Files that `make_lattices` wrote.
-            scale: The acoustic scale.
-            penalty: The word insertion penalty.
-        """
-        tasks = (_Rescoring(lattice=file, scale=scale, penalty=penalty) for file in lattices)
-        return [self._to_words(labels) for labels in self._pool.map(_rescore, tasks, chunk=4)]
+        for path in self._pool.map(_search, tasks):
+            words = tuple(self._words[label] for label in path.labels)
+            yield Hypothesis(
+                words=words,
+                graph_cost=path.graph_cost - penalty * len(words),
+                acoustic_cost=path.scaled_acoustic_cost / scale,
+            )
 
     def _graph_file(self, penalty: float) -> Path:
         path = Path(self._folder.name) / f"{penalty:.6f}.fst"
         if not path.exists():
             add_word_insertion_penalty(self._graph, penalty).write(path)
         return path
-
-    def _to_words(self, labels: Sequence[int]) -> Words:
-        return tuple(self._words[label] for label in labels)
