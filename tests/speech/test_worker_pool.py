@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +66,35 @@ def test_two_processes_give_the_same_in_order_and_read_little_ahead() -> None:
             list(pool.map(fail, range(3)))
         with pytest.raises(UserError, match="was killed"):
             list(pool.map(die, range(3)))
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from unisono.speech.worker_pool import WorkerPool
+
+def work(base, item):
+    time.sleep(600 * (item == 20))
+    return item
+
+if __name__ == "__main__":
+    try:
+        with WorkerPool(2, int, 0) as pool:
+            for item in pool.map(work, range(21)):
+                if item == 19:  # one process works and one waits: as a terminal does, tell both
+                    os.killpg(0, signal.SIGINT)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+"""
+
+
+def test_ctrl_c_ends_the_processes_without_a_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "work.py"
+    script.write_text(INTERRUPTED)
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        start_new_session=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "interrupted\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -124,6 +125,8 @@ def _run(task: Callable[[Any, Item], Result], items: list[Item]) -> tuple[list[R
 
 def _begin(setup: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     global _state
+    # Ctrl-C goes to all processes of a terminal; the one that started the others tells of it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _state = setup(*arguments)
 
 
