@@ -30,9 +30,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# Not --quiet, which hides the warnings from --strict.
 docs: $(READY) $(WITH_DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "built: site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "built: site/index.html; with its search: $(BIN)/python -m http.server --directory site"
 
 bench: $(READY)
 	$(BIN)/unisono bench --learners 2

@@ -32,9 +32,9 @@ _GENERATORS = {
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files that pages link to."""
     for folder in _COPIED:
-        for path in sorted((ROOT / folder).iterdir()):
-            if path.is_file():
-                name = f"{folder}/{path.name}"
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = path.relative_to(ROOT).as_posix()
                 files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # takes no type before Python 3.11
 
 VERBOSE = "UNISONO_VERBOSE"
 """Set for the processes of a run that was started with ``--verbose``."""
 
 
-class _ToStandardError(logging.StreamHandler[TextIO]):
+class _ToStandardError(_StreamHandler):
     """Writes to what standard error is now, not to what it was when the log began."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -74,7 +74,6 @@ def _bare_flags(options: list[Any]) -> list[Any]:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.completion import strategy_lists
 from unisono.cli.options import Epochs, Seeds, Sets
 from unisono.training import compare as training
 from unisono.training.compare_variants import plan_comparison
@@ -18,7 +19,8 @@ def compare(
         str,
         typer.Option(
             help="Strategies, commas between them, options behind colons: "
-            "allreduce,averaging:sharding=static. solo is always there, with one learner."
+            "allreduce,averaging:sharding=static. solo is always there, with one learner.",
+            autocompletion=strategy_lists,
         ),
     ],
     out: Annotated[

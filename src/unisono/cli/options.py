@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.completion import keys
+
 WATCH_TOKEN = "UNISONO_WATCH_TOKEN"
 """The environment variable with the token of live pages."""
 
@@ -17,5 +19,6 @@ Sets = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any key of a run's config.toml; `unisono train --keys` lists them.",
+        autocompletion=keys,
     ),
 ]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.completion import strategy_lists
 from unisono.cli.options import Epochs, Seeds, Sets
 from unisono.errors import UserError
 from unisono.simulation.hosts import read_hosts
@@ -32,6 +33,7 @@ def simulate(
             help="Strategies, commas between them, options behind colons: "
             "allreduce,averaging:sharding=static. solo is always there, with one learner.",
             show_default="with --plan: those that are worth a try",
+            autocompletion=strategy_lists,
         ),
     ] = None,
     learners: Annotated[

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from unisono.cli.completion import model_names, optimizers, strategies
 from unisono.cli.options import Epochs, Sets
 from unisono.config import ValidationChoice, describe_keys, load
 from unisono.fabric.local.background import process_start
@@ -53,6 +54,7 @@ def train(
         typer.Option(
             help="How learners share what they learn; see below.",
             show_default="solo for 1 learner, else averaging",
+            autocompletion=strategies,
         ),
     ] = None,
     learners: Annotated[
@@ -66,10 +68,14 @@ def train(
         typer.Option(help="A Ray cluster: auto or ADDRESS.", show_default="this machine"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Acoustic model; see below.", show_default="dnn")
+        str | None,
+        typer.Option(
+            help="Acoustic model; see below.", show_default="dnn", autocompletion=model_names
+        ),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="Optimizer; see below.", show_default="auto")
+        str | None,
+        typer.Option(help="Optimizer; see below.", show_default="auto", autocompletion=optimizers),
     ] = None,
     epochs: Epochs = None,
     seed: Annotated[

@@ -32,10 +32,6 @@ _COMPARED = 1000
 """Frames, at most, that both are given."""
 
 
-_FRAMES = ({0: torch.export.Dim("frames", min=1)},)
-"""An utterance may have any number of them."""
-
-
 class ModelFormat(str, Enum):
     """What a model can be written as."""
 
@@ -154,7 +150,7 @@ def _write_onnx(model: nn.Module, frames: Tensor, facts: dict[str, Any], path: P
             model,
             (frames,),
             dynamo=True,
-            dynamic_shapes=_FRAMES,
+            dynamic_shapes=_any_number_of_frames(),
             input_names=["frames"],
             output_names=["log_posteriors"],
             verbose=False,
@@ -177,8 +173,13 @@ def _read_onnx(path: Path) -> Callable[[Frames], Frames]:
     return compute
 
 
+def _any_number_of_frames() -> tuple[dict[int, Any]]:
+    """The shape of the input; `torch.export` is imported when it is used, which takes long."""
+    return ({0: torch.export.Dim("frames", min=1)},)
+
+
 def _write_torch(model: nn.Module, frames: Tensor, facts: dict[str, Any], path: Path) -> None:
-    program = torch.export.export(model, (frames,), dynamic_shapes=_FRAMES)
+    program = torch.export.export(model, (frames,), dynamic_shapes=_any_number_of_frames())
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={"unisono.json": json.dumps(facts)})
 
