@@ -1,4 +1,4 @@
-"""From a Kaldi data directory to a PREP: features, and the aligned state of each frame."""
+"""From a corpus to a PREP: features, and the aligned state of each frame."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
     """Makes a PREP with everything that decoding needs.
 
     Args:
-        data: A Kaldi data directory.
+        data: A Kaldi data directory, an audio folder, or lhotse cuts.
         lexicon_file: Lines of a word and its phones.
         out: The PREP to make.
         options: The settings.

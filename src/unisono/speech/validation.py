@@ -1,4 +1,4 @@
-"""Validation of a data directory before work starts: which utterances can be used."""
+"""Validation of a corpus before work starts: which utterances can be used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from unisono.errors import UserError
 from unisono.speech.alignment.topology import MIN_PHONE_FRAMES
 from unisono.speech.alignment.transcript_graph import estimate_nodes
-from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance, read_data_directory
+from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance
 from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
 from unisono.speech.corpus.lexicon import Lexicon, Oov
+from unisono.speech.corpus.read import read_corpus
 from unisono.speech.features.audio import (
     HIGHEST_RATE,
     LOWEST_RATE,
@@ -41,7 +42,7 @@ class InputOptions:
         rate: The sample rate in Hz; 0: the commonest one of the corpus.
         channel: Which channel of the audio, from 0.
         resample: Convert audio of another rate instead of excluding it.
-        allow_pipes: Run commands in wav.scp instead of excluding them.
+        allow_pipes: Run commands that write audio instead of excluding them.
         oov: How utterances with out-of-vocabulary words are used.
     """
 
@@ -72,28 +73,28 @@ class ValidatedCorpus:
 
 
 def validate_data(
-    folder: Path,
+    data: Path,
     inputs: InputOptions,
     lexicon: Lexicon | None,
     *,
     archives: bool = False,
     expected: KaldiFeatureReader | None = None,
 ) -> ValidatedCorpus:
-    """Validates a data directory: every text, and every audio header or feature matrix.
+    """Validates a corpus: every text, and every audio header or feature matrix.
 
     Args:
-        folder: The data directory.
+        data: The corpus, in one of the forms that `read_corpus` reads.
         inputs: What is accepted.
         lexicon: To check transcripts with; None: they are not needed, and not checked.
         archives: Whether precomputed features are used, not audio.
         expected: What these must be like; None: like most of the corpus.
 
     Raises:
-        UserError: A file of the directory cannot be read, or no utterance can be used.
+        UserError: A file of it cannot be read, or no utterance can be used.
     """
     exclusions = Exclusions()
-    utterances = read_data_directory(
-        folder,
+    utterances = read_corpus(
+        data,
         exclusions,
         transcribed=lexicon is not None,
         allow_pipes=inputs.allow_pipes,
@@ -112,7 +113,7 @@ def validate_data(
         rate = inputs.rate or _most_common_rate(utterances)
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
             raise UserError(
-                f"{folder}: a sample rate of {rate} Hz cannot be used; "
+                f"{data}: a sample rate of {rate} Hz cannot be used; "
                 f"{LOWEST_RATE} to {HIGHEST_RATE}"
             )
         reader = AudioReader(rate=rate, resample=inputs.resample)
@@ -128,7 +129,7 @@ def validate_data(
             usable.append(utterance)
             frames_kept += frames if utterance.id in replaced else 0
     if not usable:
-        raise no_usable_utterance(folder, exclusions)
+        raise no_usable_utterance(data, exclusions)
     line = ""
     if replaced:
         assert lexicon is not None
