@@ -56,8 +56,8 @@ def prepare(
     oov: Annotated[
         Oov,
         typer.Option(
-            help="Out-of-vocabulary words: map to <unk>, a spoken-noise phone; or skip their "
-            "utterances."
+            help="Out-of-vocabulary words: map to <unk>, a spoken-noise phone; skip their "
+            "utterances; or g2p: guess how they are pronounced, as the lexicon spells others."
         ),
     ] = Oov.MAP,
     rate: Annotated[int, typer.Option(help="Sample rate in Hz; 0: the commonest one.", min=0)] = 0,

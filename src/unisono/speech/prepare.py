@@ -144,8 +144,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
     if options.language_model is not None:
         language_model = read_language_model(options.language_model, lexicon.words, log)
     log(f"{len(validated.utterances)} utterances {_describe(validated.reader)} can be used")
-    if validated.out_of_vocabulary:
-        log(validated.out_of_vocabulary)
+    for note in (validated.guessed, validated.out_of_vocabulary):
+        if note:
+            log(note)
     for line in exclusions.summary():
         log(line)
     heldout = hold_out({u.speaker for u in validated.utterances}, options.heldout, options.seed)
