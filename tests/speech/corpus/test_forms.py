@@ -297,6 +297,8 @@ def test_what_does_not_go_together(kaldi: Path, tmp_path: Path) -> None:
     (folder / "metadata.jsonl").write_text("")
     with pytest.raises(UserError, match=r"has both metadata\.csv and metadata\.jsonl"):
         read(folder)
+    with pytest.raises(UserError, match=r"has neither wav\.scp.* nor metadata\.csv or metadata"):
+        read(tmp_path)
     with pytest.raises(UserError, match="no data directory at"):
         read(tmp_path / "nowhere.jsonl.gz")
 

@@ -40,8 +40,13 @@ def read_corpus(
         UserError: Something cannot be read, or no utterance can be used.
     """
     tables = [data / name for name in METADATA_FILES if (data / name).is_file()]
-    known = features or (data / "wav.scp").is_file() or not (tables or data.is_file())
-    if known and not data.is_file():
+    if data.is_dir() and not (tables or features or (data / "wav.scp").is_file()):
+        raise UserError(
+            f"{data} has neither wav.scp, as a Kaldi data directory, nor "
+            f"{' or '.join(METADATA_FILES)}, as an audio folder: add one of them"
+        )
+    kaldi = features or not tables or (data / "wav.scp").is_file()
+    if kaldi and not data.is_file():
         return read_data_directory(
             data,
             exclusions,
