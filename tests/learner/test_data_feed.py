@@ -35,7 +35,8 @@ from support.loops import (
     simulated,
     threads,
 )
-from unisono.learner.data_feed import as_source
+from unisono.learner.data_feed import DataFeed, as_source
+from unisono.learner.planner import Minibatch
 from unisono.learner.positions import Positions
 from unisono.learner.workers import Workers, WorkerSettings
 from unisono.simulation import Pause, run_loops
@@ -436,3 +437,26 @@ def _alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+class Epochs:
+    """Minibatches that say which epoch they are of."""
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def batch(self, indices: Any) -> Any:
+        raise AssertionError("asked without an epoch")
+
+    def epoch_batch(self, indices: Any, epoch: int) -> Any:
+        return indices.tolist(), epoch
+
+
+def test_data_that_differs_by_epoch_is_told_the_epoch_of_the_position() -> None:
+    feeds = [DataFeed(as_source(Epochs(), BATCH), epochs=3, seed=4) for _ in range(2)]
+    positions = Positions(EXAMPLES, BATCH, 3, 4)
+    for feed, order in zip(feeds, (range(positions.total), [5, 0, 5, 14, 2, 5]), strict=True):
+        for position in order:  # in order, or redone at any time by anybody
+            indices, epoch = feed.load(Minibatch(position))
+            assert indices == positions.indices(position).tolist()
+            assert epoch == position // positions.per_epoch

@@ -251,3 +251,24 @@ def test_many_phones_have_more_than_a_gaussian_a_state() -> None:
     assert monophone_gaussians(few) == 1000
     tones = Lexicon(entries={f"w{n}": [(f"A{n}", f"B{n}")] for n in range(200)})
     assert monophone_gaussians(tones) > 3 * Topology.initial(tones.phones).states
+
+
+def test_guessed_pronunciations_are_as_good_as_those_of_the_lexicon(
+    made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
+) -> None:
+    """In the language of tones a letter is a phone, so nothing is lost with a word of it."""
+    folder, _, whole, _ = made
+    rows = (folder / "data" / "lexicon.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "lexicon.txt").write_text("".join(r for r in rows if not r.startswith("yeu ")))
+    options = PrepareOptions(
+        tying=TyingMethod.NONE, heldout=0.2, gaussians=60, inputs=InputOptions(oov=Oov.G2P)
+    )
+    lines: list[str] = []
+    prep = prepare(
+        folder / "data", tmp_path / "lexicon.txt", tmp_path / "prep", options, lines.append
+    )
+    assert prep.fingerprint == whole.fingerprint
+    for file in sorted((whole.path / "speech").iterdir()):
+        assert (prep.path / "speech" / file.name).read_bytes() == file.read_bytes(), file.name
+    assert sum("1 words get a pronunciation" in s and "yeu (Y E U)" in s for s in lines) == 1
+    assert not any("OUT OF VOCABULARY" in line for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from unisono.config import Config, load
 from unisono.data import UNLABELLED, ChunkSource, Part, Prep
 from unisono.errors import UserError
 from unisono.models import build
-from unisono.training.builders import examples_in, shape_of, source_of, strategy_of
+from unisono.training.builders import augment_of, examples_in, shape_of, source_of, strategy_of
 from unisono.training.train import train
 
 QUICK = ["network.hidden=[32]", "network.left=6", "network.right=4", "network.bottleneck=16"]
@@ -74,3 +75,30 @@ def test_keys_count_frames_for_every_model() -> None:
 def test_batch_norm_of_a_recurrent_network_is_refused(prep: Path) -> None:
     with pytest.raises(UserError, match="batch_norm"):
         shape_of(config("blstm", "network.batch_norm=true"), Prep.open(prep))
+
+
+@pytest.mark.parametrize("model", ["dnn", "tdnn"])
+def test_training_frames_alone_are_augmented_and_only_by_epoch(model: str, prep: Path) -> None:
+    opened = Prep.open(prep)
+    asked = config(model, "augment.frequency_masks=2", "augment.time_masks=2")
+    network = build(model, **shape_of(asked, opened))
+    for part, hidden in ((Part.TRAIN, True), (Part.HELDOUT, False)):
+        source = source_of(asked, opened, part, network, None)
+        some = np.arange(min(len(source), 500))
+        clean = source.batch(some)[0]
+        assert (not torch.equal(source.epoch_batch(some, 0)[0], clean)) is hidden
+        plain = source_of(config(model), opened, part, network, None)
+        assert torch.equal(plain.epoch_batch(some, 0)[0], clean)
+
+
+def test_cepstra_have_no_bands_to_mask(prep: Path, tmp_path: Path) -> None:
+    shutil.copytree(prep, tmp_path / "cepstra")
+    header = tmp_path / "cepstra" / "prep.json"
+    facts = json.loads(header.read_text())
+    facts["made_by"]["features"] = "mfcc"
+    header.write_text(json.dumps(facts))
+    cepstra = Prep.open(tmp_path / "cepstra")
+    with pytest.raises(UserError, match=r"augment\.frequency_masks: PREP .* mfcc"):
+        augment_of(config("dnn", "augment.frequency_masks=1"), cepstra)
+    assert augment_of(config("dnn", "augment.time_masks=1"), cepstra) is not None
+    assert augment_of(config("dnn"), cepstra) is None

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(240)
 QUICK = [
     "--set", "minibatch=64", "--set", "network.hidden=[64]", "--set", "network.dropout=0.1",
     "--set", "threads=1", "--set", "validation.enabled=false", "--set", "strategy.every=512",
-    "--set", "strategy.sharding=static",
+    "--set", "strategy.sharding=static", "--set", "augment.frequency_masks=1",
+    "--set", "augment.time_masks=2",
 ]  # fmt: skip
 
 

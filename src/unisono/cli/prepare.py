@@ -22,7 +22,10 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The prepared data; must not exist.")],
     data: Annotated[
         Path | None,
-        typer.Argument(metavar="DATA", help="A Kaldi data directory: wav.scp, text, utt2spk."),
+        typer.Argument(
+            metavar="DATA",
+            help="A Kaldi data directory, lhotse cuts (.jsonl.gz), or audio with metadata.csv.",
+        ),
     ] = None,
     lexicon: Annotated[
         Path | None, typer.Option(help="Lines of a word and its phones; DATA needs it.")
@@ -53,8 +56,8 @@ def prepare(
     oov: Annotated[
         Oov,
         typer.Option(
-            help="Out-of-vocabulary words: map to <unk>, a spoken-noise phone; or skip their "
-            "utterances."
+            help="Out-of-vocabulary words: map to <unk>, a spoken-noise phone; skip their "
+            "utterances; or g2p: guess how they are pronounced, as the lexicon spells others."
         ),
     ] = Oov.MAP,
     rate: Annotated[int, typer.Option(help="Sample rate in Hz; 0: the commonest one.", min=0)] = 0,
@@ -63,7 +66,7 @@ def prepare(
     ] = False,
     channel: Annotated[int, typer.Option(help="Channel of the audio, from 0.", min=0)] = 0,
     allow_pipes: Annotated[
-        bool, typer.Option("--allow-pipes", help="Run the commands in wav.scp.")
+        bool, typer.Option("--allow-pipes", help="Run commands that write audio.")
     ] = False,
     perturb: Annotated[
         bool, typer.Option("--perturb", help="Train at 0.9 and 1.1 times the speed, too.")
@@ -87,13 +90,13 @@ def prepare(
 ) -> None:
     """Align speech, or convert frames and states, to prepared data that `unisono train` reads."""
     if (data is None) == (frames is None):
-        raise UserError("give a data directory DATA, or --frames FILE.npz: one of the two")
+        raise UserError("give speech, DATA, or --frames FILE.npz: one of the two")
     if frames is not None:
         prep = convert_frames(frames, out, heldout_share=heldout, seed=seed)
     else:
         assert data is not None
         if lexicon is None and alignments is None:
-            raise UserError("a data directory needs --lexicon FILE, or --alignments FILE instead")
+            raise UserError("speech needs --lexicon FILE, or --alignments FILE instead")
         if lexicon is not None and alignments is not None:
             raise UserError("--alignments has the states already: leave --lexicon out, or it")
         inputs = InputOptions(

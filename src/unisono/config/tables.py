@@ -126,6 +126,22 @@ class NetworkConfig(ConfigTable):
     )
 
 
+class AugmentConfig(ConfigTable):
+    """`[augment]`: SpecAugment, what is hidden of each training utterance, anew in each epoch."""
+
+    frequency_masks: Count = Field(
+        default=0, description="masks of neighbouring bands an utterance; 0: none"
+    )
+    frequency_width: Positive = Field(default=8, description="bands of such a mask, at most")
+    time_masks: Count = Field(
+        default=0, description="masks of neighbouring frames an utterance; 0: none"
+    )
+    time_width: Positive = Field(default=20, description="frames of such a mask, at most")
+    time_share: float = Field(
+        default=0.2, gt=0, le=1, description="share of an utterance that such a mask hides, at most"
+    )
+
+
 class RateConfig(ConfigTable):
     """`[rate]`: the learning rate, a function of progress, 0..1 in data seen."""
 
@@ -329,6 +345,7 @@ class Config(ConfigTable):
     )
     prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
     network: NetworkConfig = NetworkConfig()
+    augment: AugmentConfig = AugmentConfig()
     rate: RateConfig = RateConfig()
     natural_gradient: NaturalGradientConfig = NaturalGradientConfig()
     strategy: dict[str, Option] = Field(

@@ -8,6 +8,7 @@ from unisono.data.corpus import Corpus
 from unisono.data.frames import FrameSource
 from unisono.data.prep import Prep, write_prep
 from unisono.data.source import Source
+from unisono.data.spec_augment import SpecAugment
 from unisono.data.split import Part, halve, hold_out
 from unisono.data.synthetic import synthesise
 
@@ -19,6 +20,7 @@ __all__ = [
     "Part",
     "Prep",
     "Source",
+    "SpecAugment",
     "convert_frames",
     "halve",
     "hold_out",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from unisono.data.frames import FrameSource
 from unisono.data.prep import Prep
 from unisono.data.source import Source
+from unisono.data.spec_augment import SpecAugment
 from unisono.data.split import Part
 from unisono.errors import UserError
 
@@ -42,6 +43,7 @@ class ChunkSource(Source):
         left: int,
         right: int,
         device: torch.device | None = None,
+        augment: SpecAugment | None = None,
     ) -> None:
         """Makes the source.
 
@@ -52,6 +54,7 @@ class ChunkSource(Source):
             left: Frames before them, 0 or more.
             right: Frames behind them, 0 or more.
             device: As in `FrameSource`.
+            augment: As in `FrameSource`.
 
         Raises:
             UserError: The part has no frames, or a number is out of its range.
@@ -61,7 +64,7 @@ class ChunkSource(Source):
                 f"chunks of {chunk} frames with {left} before and {right} behind: give 1 or more, "
                 "and 0 or more around them"
             )
-        self.frames = FrameSource(prep, part, context=0, device=device)
+        self.frames = FrameSource(prep, part, context=0, device=device, augment=augment)
         self.fingerprint = self.frames.fingerprint
         self.dimension = self.frames.dimension
         self.chunk, self.left, self.right = chunk, left, right
@@ -87,13 +90,22 @@ class ChunkSource(Source):
         Raises:
             IndexError: A number is outside [0, len).
         """
+        return self._gather(*self._places(indices), self.chunk)
+
+    def epoch_batch(
+        self, indices: NDArray[np.int64], epoch: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gathers chunks as `batch`, with what is hidden of them in an epoch of training."""
+        return self._gather(*self._places(indices), self.chunk, epoch)
+
+    def _places(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first frame of each chunk, and its utterance."""
         indices = np.ascontiguousarray(indices, dtype=np.int64)
         if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
             raise IndexError(f"chunks {indices.min()}..{indices.max()} of {len(self)}")
         utterance = np.searchsorted(self._ends, indices, side="right")
         before = np.concatenate([[0], self._ends])[utterance]
-        start = self._firsts[utterance] + self.chunk * (indices - before)
-        return self._gather(start, utterance, self.chunk)
+        return self._firsts[utterance] + self.chunk * (indices - before), utterance
 
     def whole(self, utterance: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Gathers one utterance as a single chunk, B = 1, as long as it is.
@@ -113,13 +125,20 @@ class ChunkSource(Source):
         return self._gather(self._firsts[[utterance]], np.array([utterance]), length)
 
     def _gather(
-        self, start: NDArray[np.int64], utterance: NDArray[np.int64], chunk: int
+        self,
+        start: NDArray[np.int64],
+        utterance: NDArray[np.int64],
+        chunk: int,
+        epoch: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wanted = start[:, None] + np.arange(-self.left, chunk + self.right)
         inside = np.clip(
             wanted, self._firsts[utterance][:, None], self._stops[utterance][:, None] - 1
         )
-        x, y = self.frames.batch(inside.ravel())
+        frames = inside.ravel()
+        x, y = (
+            self.frames.batch(frames) if epoch is None else self.frames.epoch_batch(frames, epoch)
+        )
         labelled = slice(self.left, self.left + chunk)
         states = y.view(inside.shape)[:, labelled]
         behind = torch.from_numpy((inside != wanted)[:, labelled]).to(y.device)

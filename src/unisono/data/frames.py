@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from unisono.data.gather import DeviceFrames, Gather, MappedFrames
 from unisono.data.prep import Prep
 from unisono.data.source import Source
+from unisono.data.spec_augment import SpecAugment, UtteranceMasks
 from unisono.data.split import Part
 from unisono.errors import UserError
 
@@ -40,7 +41,13 @@ class FrameSource(Source):
     """
 
     def __init__(
-        self, prep: Prep, part: Part, *, context: int, device: torch.device | None = None
+        self,
+        prep: Prep,
+        part: Part,
+        *,
+        context: int,
+        device: torch.device | None = None,
+        augment: SpecAugment | None = None,
     ) -> None:
         """Makes the source.
 
@@ -50,6 +57,7 @@ class FrameSource(Source):
             context: Neighbours each side, 0 or more.
             device: Where the whole part is kept and batches come out. With None batches come
                 out on the CPU, and the part is kept in memory only if it is small.
+            augment: What `epoch_batch` hides; None: nothing.
 
         Raises:
             UserError: The part has no frames, or the context is negative.
@@ -66,6 +74,9 @@ class FrameSource(Source):
             raise UserError(f"PREP {prep.path} has no {part.value} frames: prepare it with some")
         lengths = prep.starts[self.utterances + 1] - prep.starts[self.utterances]
         self._starts = np.concatenate([[0], np.cumsum(lengths)])
+        self._masks: UtteranceMasks | None = None
+        if augment is not None:
+            self._masks = UtteranceMasks(augment, lengths, prep.header.dimension)
         self._gather: Gather
         if device is None and 4 * len(self) * prep.header.dimension > RESIDENT_BYTES:
             self._gather = MappedFrames(prep, self.utterances, context)
@@ -93,6 +104,23 @@ class FrameSource(Source):
         if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
             raise IndexError(f"examples {indices.min()}..{indices.max()} of {len(self)}")
         return self._gather(indices)
+
+    def epoch_batch(
+        self, indices: NDArray[np.int64], epoch: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gathers examples as `batch`, with what is hidden of them in an epoch of training.
+
+        A mask belongs to the utterance: neighbours in time have it, too, and a frame that stands
+        in for one outside the utterance is hidden where it is hidden itself.
+        """
+        x, y = self.batch(indices)
+        if self._masks is not None:
+            utterance = np.searchsorted(self._starts, indices, side="right") - 1
+            near = indices[:, None] + np.arange(-self.context, self.context + 1)
+            first, stop = self._starts[utterance, None], self._starts[utterance + 1, None]
+            frame = np.clip(near, first, stop - 1) - first
+            self._masks.hide(x.view(*frame.shape, -1), utterance, frame, epoch)
+        return x, y
 
     def whole(self, utterance: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Gathers all frames of one utterance, in order.

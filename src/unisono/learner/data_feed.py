@@ -34,7 +34,11 @@ _log = logging.getLogger(__name__)
 
 
 class Batches(Protocol):
-    """Data that gives whole minibatches."""
+    """Data that gives whole minibatches.
+
+    Data that differs from epoch to epoch has ``epoch_batch(indices, epoch)`` as well, which is
+    then asked in place of ``batch``.
+    """
 
     def batch(self, indices: Any) -> Any:
         """The minibatch of these examples."""
@@ -90,6 +94,9 @@ class DataFeed:
         self.fingerprint: str = getattr(source.batches, "fingerprint", "")
         """Of the data, where it has one."""
         self._batches = source.batches
+        self._epoch_batch: Callable[[Any, int], Any] | None = getattr(
+            source.batches, "epoch_batch", None
+        )
         self._pin = source.pin and torch.cuda.is_available()
         self._workers: Workers | None = None
         if source.crew is not None:
@@ -108,11 +115,14 @@ class DataFeed:
 
     def load(self, minibatch: Minibatch) -> Any:
         """The data of a minibatch that was announced."""
-        if self._workers is None:
-            data = self._batches.batch(self.positions.indices(minibatch.position))
-        else:
-            data = self._workers.take()
+        data = self._fetch(minibatch.position) if self._workers is None else self._workers.take()
         return pin_memory(data) if self._pin else data  # type: ignore[no-untyped-call]
+
+    def _fetch(self, position: int) -> Any:
+        indices = self.positions.indices(position)
+        if self._epoch_batch is None:
+            return self._batches.batch(indices)
+        return self._epoch_batch(indices, self.positions.epoch(position))
 
     def count(self, minibatch: Minibatch) -> int:
         """How many examples it holds."""

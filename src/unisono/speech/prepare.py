@@ -1,4 +1,4 @@
-"""From a Kaldi data directory to a PREP: features, and the aligned state of each frame."""
+"""From a corpus to a PREP: features, and the aligned state of each frame."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
     """Makes a PREP with everything that decoding needs.
 
     Args:
-        data: A Kaldi data directory.
+        data: A Kaldi data directory, an audio folder, or lhotse cuts.
         lexicon_file: Lines of a word and its phones.
         out: The PREP to make.
         options: The settings.
@@ -144,8 +144,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
     if options.language_model is not None:
         language_model = read_language_model(options.language_model, lexicon.words, log)
     log(f"{len(validated.utterances)} utterances {_describe(validated.reader)} can be used")
-    if validated.out_of_vocabulary:
-        log(validated.out_of_vocabulary)
+    for note in (validated.guessed, validated.out_of_vocabulary):
+        if note:
+            log(note)
     for line in exclusions.summary():
         log(line)
     heldout = hold_out({u.speaker for u in validated.utterances}, options.heldout, options.seed)

@@ -35,7 +35,7 @@ def prepare_aligned(
     What the states are is known elsewhere only, so there is nothing to decode with.
 
     Args:
-        data: A Kaldi data directory; it needs no `text`.
+        data: A corpus, as for `prepare`; it needs no transcripts.
         alignments: A state a frame for each utterance: an .scp file, or else an archive.
         out: The PREP to make.
         options: The settings; those of Gaussians, tying and language are not used.

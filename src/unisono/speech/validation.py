@@ -1,4 +1,4 @@
-"""Validation of a data directory before work starts: which utterances can be used."""
+"""Validation of a corpus before work starts: which utterances can be used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from unisono.errors import UserError
 from unisono.speech.alignment.topology import MIN_PHONE_FRAMES
 from unisono.speech.alignment.transcript_graph import estimate_nodes
-from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance, read_data_directory
+from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance
 from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
-from unisono.speech.corpus.lexicon import Lexicon, Oov
+from unisono.speech.corpus.lexicon import Lexicon, Oov, Pronunciation
+from unisono.speech.corpus.read import read_corpus
 from unisono.speech.features.audio import (
     HIGHEST_RATE,
     LOWEST_RATE,
@@ -23,6 +24,7 @@ from unisono.speech.features.audio import (
 from unisono.speech.features.extractors import neighbour_correlation
 from unisono.speech.features.kaldi_archives import KaldiFeatureReader, feature_shape
 from unisono.speech.features.spectrum import SHIFT_S
+from unisono.speech.graph.g2p import GraphemeToPhoneme
 
 # Frames times nodes of an utterance to be aligned: at two bytes each, and some times as many
 # with triphones, more would fill the memory.
@@ -31,6 +33,7 @@ _MAX_CELLS = 500_000_000
 # filterbanks by the correlation of neighbouring dimensions.
 _INSPECTED = 20
 _MIN_BAND_CORRELATION = 0.5
+_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class InputOptions:
         rate: The sample rate in Hz; 0: the commonest one of the corpus.
         channel: Which channel of the audio, from 0.
         resample: Convert audio of another rate instead of excluding it.
-        allow_pipes: Run commands in wav.scp instead of excluding them.
+        allow_pipes: Run commands that write audio instead of excluding them.
         oov: How utterances with out-of-vocabulary words are used.
     """
 
@@ -60,8 +63,9 @@ class ValidatedCorpus:
         utterances: The usable utterances; words without pronunciation are replaced in them.
         reader: How to read them.
         exclusions: The other utterances, and why they cannot be used.
-        lexicon: The lexicon, with the unknown word if any utterance needs it.
+        lexicon: The lexicon, with guessed words, and the unknown word if any utterance needs it.
         out_of_vocabulary: A line about replaced words; empty where there are none.
+        guessed: A line about guessed pronunciations; empty where there are none.
     """
 
     utterances: list[Utterance]
@@ -69,31 +73,32 @@ class ValidatedCorpus:
     exclusions: Exclusions
     lexicon: Lexicon | None = None
     out_of_vocabulary: str = ""
+    guessed: str = ""
 
 
 def validate_data(
-    folder: Path,
+    data: Path,
     inputs: InputOptions,
     lexicon: Lexicon | None,
     *,
     archives: bool = False,
     expected: KaldiFeatureReader | None = None,
 ) -> ValidatedCorpus:
-    """Validates a data directory: every text, and every audio header or feature matrix.
+    """Validates a corpus: every text, and every audio header or feature matrix.
 
     Args:
-        folder: The data directory.
+        data: The corpus, in one of the forms that `read_corpus` reads.
         inputs: What is accepted.
         lexicon: To check transcripts with; None: they are not needed, and not checked.
         archives: Whether precomputed features are used, not audio.
         expected: What these must be like; None: like most of the corpus.
 
     Raises:
-        UserError: A file of the directory cannot be read, or no utterance can be used.
+        UserError: A file of it cannot be read, or no utterance can be used.
     """
     exclusions = Exclusions()
-    utterances = read_data_directory(
-        folder,
+    utterances = read_corpus(
+        data,
         exclusions,
         transcribed=lexicon is not None,
         allow_pipes=inputs.allow_pipes,
@@ -101,7 +106,11 @@ def validate_data(
         features=archives,
     )
     replaced: dict[str, int] = {}
+    guessed: dict[str, list[Pronunciation]] = {}
     if lexicon is not None:
+        if inputs.oov is Oov.G2P:
+            guessed = _guess(utterances, lexicon)
+            lexicon = replace(lexicon, entries={**lexicon.entries, **guessed})
         utterances, replaced = _check_words(utterances, lexicon, inputs.oov, exclusions)
         if replaced:
             lexicon = lexicon.with_unknown_word()
@@ -112,7 +121,7 @@ def validate_data(
         rate = inputs.rate or _most_common_rate(utterances)
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
             raise UserError(
-                f"{folder}: a sample rate of {rate} Hz cannot be used; "
+                f"{data}: a sample rate of {rate} Hz cannot be used; "
                 f"{LOWEST_RATE} to {HIGHEST_RATE}"
             )
         reader = AudioReader(rate=rate, resample=inputs.resample)
@@ -128,7 +137,7 @@ def validate_data(
             usable.append(utterance)
             frames_kept += frames if utterance.id in replaced else 0
     if not usable:
-        raise no_usable_utterance(folder, exclusions)
+        raise no_usable_utterance(data, exclusions)
     line = ""
     if replaced:
         assert lexicon is not None
@@ -139,6 +148,25 @@ def validate_data(
         exclusions=exclusions,
         lexicon=lexicon,
         out_of_vocabulary=line,
+        guessed=_describe(guessed),
+    )
+
+
+def _guess(utterances: list[Utterance], lexicon: Lexicon) -> dict[str, list[Pronunciation]]:
+    """Pronunciations, by their spelling, of the words that the lexicon lacks, where it can be."""
+    missing = sorted({word for u in utterances for word in lexicon.missing(u.words)})
+    model = GraphemeToPhoneme.train(lexicon) if missing else None
+    guesses = {word: model.pronounce(word) for word in missing if model is not None}
+    return {word: [phones] for word, phones in guesses.items() if phones is not None}
+
+
+def _describe(guessed: dict[str, list[Pronunciation]]) -> str:
+    if not guessed:
+        return ""
+    shown = ", ".join(f"{word} ({' '.join(ps[0])})" for word, ps in list(guessed.items())[:_SHOWN])
+    return (
+        f"{len(guessed)} words get a pronunciation guessed from their spelling, as {shown}; "
+        "read them over in speech/lexicon.txt of the PREP"
     )
 
 

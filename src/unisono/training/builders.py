@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from unisono.config import Config, ValidationChoice
-from unisono.data import ChunkSource, FrameSource, Part, Prep
+from unisono.data import ChunkSource, FrameSource, Part, Prep, SpecAugment
 from unisono.errors import UserError
 from unisono.learner.positions import Positions
 from unisono.models import Takes, find
 from unisono.strategies.base import Strategy
 from unisono.strategies.registry import make
 from unisono.training.kaldi.recipe import dropout_of
+
+_CEPSTRA = ("mfcc", "plp", "plp-pitch")
 
 
 def open_data(config: Config) -> Prep:
@@ -55,16 +57,45 @@ def source_of(
 ) -> FrameSource | ChunkSource:
     """Returns the examples that a model is trained on: frames with context, or chunks.
 
+    Those to train on are augmented as `[augment]` says, where they are drawn by epoch.
+
     Raises:
         UserError: A model that takes chunks does not say what it needs around them.
     """
     network = config.network
+    augment = augment_of(config, prep) if part is Part.TRAIN else None
     if find(config.model).takes is Takes.FRAMES:
-        return FrameSource(prep, part, context=network.context, device=device)
+        return FrameSource(prep, part, context=network.context, device=device, augment=augment)
     left, right = (getattr(model, side, None) for side in ("left", "right"))
     if not (isinstance(left, int) and isinstance(right, int)):
         raise UserError(f"model {config.model} takes chunks, but has no attributes left and right")
-    return ChunkSource(prep, part, chunk=network.chunk, left=left, right=right, device=device)
+    return ChunkSource(
+        prep,
+        part,
+        chunk=network.chunk,
+        left=left,
+        right=right,
+        device=device,
+        augment=augment,
+    )
+
+
+def augment_of(config: Config, prep: Prep) -> SpecAugment | None:
+    """Returns the masks that `[augment]` asks for; None: none.
+
+    Raises:
+        UserError: Bands are to be masked, and the features of the PREP are cepstra.
+    """
+    wanted = config.augment
+    if not (wanted.frequency_masks or wanted.time_masks):
+        return None
+    features = prep.header.made_by.get("features")
+    if wanted.frequency_masks and features in _CEPSTRA:
+        raise UserError(
+            f"augment.frequency_masks: PREP {prep.path} has {features} features, which are no "
+            "bands: mask time alone (augment.time_masks), or prepare it with --features fbank"
+        )
+    return SpecAugment(**wanted.model_dump(), seed=config.seed)
 
 
 def examples_in(config: Config, frames: int) -> int:

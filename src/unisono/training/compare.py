@@ -43,7 +43,7 @@ class Compare:
     at_a_time: int = 1
     """Runs under way together; with more than one, wall-clock tells little."""
     test: Path | None = None
-    """A Kaldi data directory to decode with each chosen run."""
+    """Speech to decode with each chosen run."""
     run_jobs: Callable[[Sequence[ComparisonRun], int], Generator[ComparisonRun, None, None]] = (
         run_jobs
     )

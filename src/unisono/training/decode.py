@@ -64,7 +64,7 @@ def decode(place: Path, data: Path, out: Path, options: DecodeOptions, log: Log)
 
     Args:
         place: A run, or a PREP to decode with its Gaussians.
-        data: A Kaldi data directory; scored where it has a text.
+        data: A corpus, as for `prepare`; scored where it has transcripts.
         out: The folder to make.
         options: The settings.
         log: Receives progress lines.

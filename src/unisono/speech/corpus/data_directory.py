@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.errors import UserError
 from unisono.speech.corpus.exclusions import ExclusionReason, Exclusions
 
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+"""What a file packed with gzip begins with."""
 
 
 @dataclass(frozen=True)
@@ -112,26 +114,21 @@ def read_data_directory(
     for name in texts:
         if name not in segments:
             exclusions.add(name, ExclusionReason.NO_AUDIO, "it is in text only")
-    usable = []
-    for name, segment in sorted(segments.items()):
+    found = []
+    for name, segment in segments.items():
         audio = recordings.get(segment.recording, "")
-        words = tuple(texts.get(name, "").split())
         if not audio:
             exclusions.add(
                 name, ExclusionReason.NO_AUDIO, f"{source} has nothing for {segment.recording}"
             )
-        elif audio.endswith("|") and not allow_pipes:
-            exclusions.add(name, ExclusionReason.PIPE, audio)
         elif not speakers.get(name, "").split():
             exclusions.add(name, ExclusionReason.NO_SPEAKER)
-        elif transcribed and not words:
-            exclusions.add(name, ExclusionReason.NO_TEXT)
-        if name not in exclusions:
-            usable.append(
+        else:
+            found.append(
                 Utterance(
                     id=name,
                     speaker=speakers[name].split()[0],
-                    words=words,
+                    words=tuple(texts.get(name, "").split()),
                     recording=segment.recording,
                     audio=audio if audio.endswith("|") else str(folder / audio),
                     start=segment.start,
@@ -140,15 +137,40 @@ def read_data_directory(
                     transcribed=name in texts,
                 )
             )
-    if not usable:
-        raise no_usable_utterance(folder, exclusions)
-    return usable
+    return usable(found, folder, exclusions, transcribed=transcribed, allow_pipes=allow_pipes)
 
 
-def no_usable_utterance(folder: Path, exclusions: Exclusions) -> UserError:
-    """The error for a data directory without a usable utterance."""
+def usable(
+    found: Iterable[Utterance],
+    data: Path,
+    exclusions: Exclusions,
+    *,
+    transcribed: bool,
+    allow_pipes: bool,
+) -> list[Utterance]:
+    """Those of the utterances found in `data` that can be used, in the order of their names.
+
+    Raises:
+        UserError: There is none.
+    """
+    by_name: dict[str, Utterance] = {}
+    for utterance in found:
+        if by_name.setdefault(utterance.id, utterance) != utterance:
+            exclusions.add(utterance.id, ExclusionReason.DUPLICATE, f"in {data.name}")
+        elif utterance.is_command and not allow_pipes:
+            exclusions.add(utterance.id, ExclusionReason.PIPE, utterance.audio)
+        elif transcribed and not utterance.words:
+            exclusions.add(utterance.id, ExclusionReason.NO_TEXT)
+    kept = [utterance for name, utterance in sorted(by_name.items()) if name not in exclusions]
+    if not kept:
+        raise no_usable_utterance(data, exclusions)
+    return kept
+
+
+def no_usable_utterance(data: Path, exclusions: Exclusions) -> UserError:
+    """The error for a corpus without a usable utterance."""
     why = "; ".join(exclusions.summary()) or "it lists none"
-    return UserError(f"no usable utterance in {folder}: {why}")
+    return UserError(f"no usable utterance in {data}: {why}")
 
 
 def read_lines(path: Path) -> list[str]:
@@ -159,7 +181,7 @@ def read_lines(path: Path) -> list[str]:
     """
     try:
         content = path.read_bytes()
-        if content.startswith(_GZIP):
+        if content.startswith(GZIP):
             content = gzip.decompress(content)
         text = content.decode("utf-8-sig")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

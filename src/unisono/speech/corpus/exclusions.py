@@ -24,6 +24,7 @@ class ExclusionReason(Enum):
     DUPLICATE = "the id occurs twice with different contents"
     NO_AUDIO = "no audio of that name"
     PIPE = "a command instead of a file (--allow-pipes runs it)"
+    COMPUTED = "audio that is no plain part of a file (CutSet.save_audios writes such files)"
     UNREADABLE = "audio that cannot be read"
     UNREADABLE_FEATURES = "features that cannot be read"
     DIMENSION = "features of another dimension"

@@ -26,6 +26,7 @@ class Oov(str, Enum):
 
     SKIP = "skip"
     MAP = "map"
+    G2P = "g2p"
 
 
 Pronunciation = tuple[str, ...]
