@@ -47,7 +47,7 @@ class Page:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(url)
         self.page.wait_for_selector(".card", timeout=120_000)
-        self._url = url
+        self._url = url.partition("?")[0]
 
     def text(self, selector: str) -> str:
         return str(self.page.text_content(selector))
