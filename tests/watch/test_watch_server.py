@@ -274,7 +274,7 @@ def test_the_page_says_why_a_run_takes_no_requests(run: RunDirectory) -> None:
         assert isinstance(state, dict)
         return state["actions"], state["why_none"]
 
-    assert offered() == ([], "only a run of unisono train on one machine takes requests")
+    assert offered() == ([], "only unisono train on one machine takes requests")
     note = {"socket": "/nowhere", "host": platform.node(), "actions": ["stop"]}
     run.control.write_text(json.dumps(note))
     assert offered() == (["stop"], "")
@@ -283,7 +283,7 @@ def test_the_page_says_why_a_run_takes_no_requests(run: RunDirectory) -> None:
         answer = ask(server.port, "/control", "POST", STOP, X_Unisono_Token=token)[2]
         assert json.loads(answer)["text"] == "the run does not answer: has it ended?"
     run.control.write_text(json.dumps({**note, "host": "far"}))
-    assert offered() == ([], "the run takes requests on its own machine alone, far")
+    assert offered() == ([], "the run takes requests on its own machine alone: far")
     run.control.write_text('{"host": 1')
     assert offered()[0] == []
     run.summary.write_text("{}")

@@ -23,14 +23,14 @@ class Controls:
     def offered(self) -> tuple[list[str], str]:
         """The names of the requests that the run takes now, and, where there are none, why."""
         if self._feed.live.simulated:
-            return [], "a simulated run takes no requests"
+            return [], "the run is simulated"
         if self._feed.stage in (Stage.FINISHED, Stage.FAILED):
             return [], "the run has ended"
         note = self._note()
         if not note:
-            return [], "only a run of unisono train on one machine takes requests"
+            return [], "only unisono train on one machine takes requests"
         if note["host"] != platform.node():
-            return [], f"the run takes requests on its own machine alone, {note['host']}"
+            return [], f"the run takes requests on its own machine alone: {note['host']}"
         return note["actions"], ""
 
     def ask(self, action: str, learner: int | None) -> dict[str, Any]:

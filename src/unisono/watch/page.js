@@ -245,17 +245,22 @@ function showTimeline() {
   const slow = new Set(data.state.slow.map((s) => s.learner));
   const gap = row > 6 ? 3 : row > 3 ? 1 : 0;
   pen.fillStyle = colour("--c5");
+  pen.globalAlpha = 0.55;
   for (const [n, from, to] of data.lives)
     if ((to ?? end) > begin) pen.fillRect(x(from), place.get(n), Math.max(1, x(to ?? end) - x(from)), row - gap);
+  pen.globalAlpha = 1;
   pen.fillStyle = colour("--c2");
+  const least = row > 6 ? 1 : 2;  // a pixel in a thin row is not seen
   for (const [n, from, to] of data.rounds)
-    if (to > begin && place.has(n)) pen.fillRect(x(from), place.get(n), Math.max(1, x(to) - x(from)), row - gap);
+    if (to > begin && place.has(n)) pen.fillRect(x(from), place.get(n), Math.max(least, x(to) - x(from)), row - gap);
   for (const [n, from, to, lost] of data.lives) {
     pen.fillStyle = colour("--good");
     if (from >= begin) pen.fillRect(x(from), place.get(n), 3, row - gap);
-    pen.fillStyle = colour("--bad");
-    if (lost && to >= begin) pen.fillRect(x(to) - 2, place.get(n), 4, row - gap);
   }
+  pen.fillStyle = colour("--bad");
+  const tall = Math.max(row - gap, 7), over = (tall - row + gap) / 2;  // a death among hundreds, too
+  for (const [n, , to, lost] of data.lives)
+    if (lost && to >= begin) pen.fillRect(x(to) - 2, place.get(n) - over, 4, tall);
   const every = Math.ceil(13 / row);
   numbers.forEach((n, i) => {
     if (i % every && !slow.has(n)) return;
@@ -300,7 +305,8 @@ function facts(row) {
 }
 function badge(row) {
   if (row.state === "lost") return "lost";
-  if (row.state === "left") return row.removed ? "removed" : data.state.stage === "finished" ? "" : "finished";
+  if (row.state === "left") return row.removed ? "removed"
+    : data.state.stage !== "finished" ? "finished" : row.n === data.state.slowest ? "slowest" : "";
   if (row.silent) return "silent " + span(row.seen_s);
   if (row.removed) return "leaving";
   if (row.slow) return "slow";
