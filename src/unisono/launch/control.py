@@ -72,6 +72,8 @@ class Control:
             return {"done": True, **handler(learner)}
         except UserError as error:
             return {"done": False, "text": str(error)}
+        except OSError as error:
+            return {"done": False, "text": f"that failed: {error.strerror}"}
 
 
 class SingleControl:
