@@ -1,14 +1,16 @@
-"""Makes docs/images/watch.png: the live page of a run with a slow learner and a death.
+"""Makes docs/images/watch.png and watch_dark.png: a run with a slow learner and a death.
 
-    python tools/watch_screenshot.py [--out docs/images/watch.png] [--dark]
+    python tools/watch_screenshot.py [--out docs/images]
 
 Trains on synthetic frames with 4 learners, slows one of them down 5 times, kills another, and takes
-the picture with headless Chromium (Playwright, and a chromium on the PATH).
+the pictures with headless Chromium (Playwright, and a chromium on the PATH): the whole page, light;
+its top, dark, with the stack of the slow learner.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import signal
@@ -27,6 +29,12 @@ from unisono.data import synthesise
 
 ROOT = Path(__file__).parents[1]
 _CYCLE_S = 0.1
+_SHORT_PATHS = r"""() => {
+  const pre = document.querySelector("#stack pre");
+  const folders = /File "[^"]*[/](?:site-packages|src|python3[.][0-9]+)[/]/g;
+  pre.textContent = pre.textContent.replace(folders, 'File "');
+}"""
+"""For the picture: the folders of the machine that it was taken on are nobody's concern."""
 
 
 class Slowed:
@@ -141,18 +149,25 @@ def wait_for_text(page: Any, selector: str, text: str, seconds: float) -> float:
     return time.monotonic() - began
 
 
+def shrink(picture: Path) -> None:
+    """Makes a picture of 256 colours of it, where Pillow is installed: a third of the bytes."""
+    with suppress(ImportError):
+        image = importlib.import_module("PIL.Image")
+        few = image.open(picture).convert("RGB").quantize(256, image.Quantize.MAXCOVERAGE)
+        few.save(picture, optimize=True)
+
+
 def main() -> None:
-    """Takes the picture."""
+    """Takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "watch.png")
-    parser.add_argument("--dark", action="store_true")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="a folder")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         browser() as chromium,
         watched_run(Path(folder), 4) as (process, url),
     ):
-        page = open_page(chromium, url, dark=options.dark)
+        page = open_page(chromium, url)
         wait_for_text(page, "#verdict", "No learner is slow", 120)
         page.wait_for_timeout(15_000)
         os.kill(learner_processes(process)[1], signal.SIGKILL)
@@ -162,8 +177,16 @@ def main() -> None:
             seconds = wait_for_text(page, "#slow", "Slowest: learner 2", 60)
             print(f"named after {seconds:.1f} s")
             page.wait_for_timeout(12_000)
-            page.screenshot(path=options.out, full_page=True)
-    print(f"wrote {options.out}")
+            page.screenshot(path=options.out / "watch.png", full_page=True)
+            dark = open_page(chromium, url, dark=True, height=760)
+            dark.click('.card[data-learner="2"] [data-action=stack]')
+            wait_for_text(dark, "#answer", "the stacks of learner 2", 30)
+            dark.evaluate(_SHORT_PATHS)
+            dark.evaluate("window.scrollTo(0, 0)")
+            dark.screenshot(path=options.out / "watch_dark.png")
+    for name in ("watch.png", "watch_dark.png"):
+        shrink(options.out / name)
+        print(f"wrote {options.out / name}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.config import Config
-from unisono.report.history import History, by_examples, by_time, mean_curve, number, thin
+from unisono.report.history import _KNOWN, History, by_examples, by_time, mean_curve, number, thin
 from unisono.runs import Event
 
 
@@ -153,3 +155,10 @@ def test_thinning_keeps_the_order_and_the_range(
     assert all(min(heights) - 1e-6 <= y <= max(heights) + 1e-6 for _, y in thinned)
     if len(points) <= most:
         assert thinned == sorted(points)
+
+
+def test_events_of_our_own_are_no_curves_of_the_user() -> None:
+    """Whatever the reference documents would be drawn as a chart if the report did not know it."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "events.md"
+    names = set(re.findall(r"^\| `([a-z_]+)` \|", page.read_text(), re.MULTILINE))
+    assert {"requested", "checkpoint"} <= names <= _KNOWN

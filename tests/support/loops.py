@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.journal import MemoryJournal
+from unisono.coordinator.requests import Requests
 from unisono.coordinator.service import Service, serve
 from unisono.coordinator.state import State
 from unisono.fabric import COORDINATOR
@@ -80,7 +81,13 @@ def simulated(loop: Callable[[], None], learners: int, *, check: bool = True, **
 
 
 def threads(
-    loop: Callable[[], None], learners: int, *, check: bool = True, timeout: float = 20.0
+    loop: Callable[[], None],
+    learners: int,
+    *,
+    check: bool = True,
+    timeout: float = 20.0,
+    requests: Requests | None = None,
+    sink: Callable[[dict[str, Any]], None] | None = None,
 ) -> Ran:
     """Each learner a thread of this process with sockets of its own, the coordinator, too."""
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
@@ -93,6 +100,8 @@ def threads(
             expected=learners,
             timeout=timeout,
             on_checkpoint=commit_checkpoint,
+            requests=requests,
+            sink=sink,
         )
         node.spawn("serve", lambda: serve(service))
         errors: dict[int, Exception] = {}

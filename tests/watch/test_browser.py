@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+from support.commands import until
 from support.live_events import Cluster
 from unisono.config import load
 from unisono.runs import RunDirectory, format_event
@@ -47,7 +48,7 @@ class Page:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(url)
         self.page.wait_for_selector(".card", timeout=120_000)
-        self._url = url
+        self._url = url.partition("?")[0]
 
     def text(self, selector: str) -> str:
         return str(self.page.text_content(selector))
@@ -77,6 +78,51 @@ def test_a_slow_learner_and_a_death_as_they_happen(chromium: Any, tmp_path: Path
         assert "committed" in page.text("#pool")
         assert page.page.locator("#curve path").count() >= 1
         page.check()
+
+
+def press(page: Any, selector: str, answer: str) -> None:
+    page.click(selector)
+    wait_for_text(page, "#answer", answer, 30)
+
+
+def test_the_buttons(chromium: Any, tmp_path: Path) -> None:
+    """On the run's own page, and the last one on a page that another process serves."""
+    with watched_run(tmp_path, 3) as (_, url):
+        page = Page(chromium, url)
+        page.page.on("dialog", lambda dialog: dialog.accept())
+        wait_for_text(page.page, "#stage", "running", 60)
+        assert "token" not in page.page.url
+        card = '.card[data-learner="{}"]'
+        wait_for_text(page.page, card.format(1), "computing", 60)
+        press(page.page, card.format(0) + " [data-action=stack]", "the stacks of learner 0")
+        assert "training/worker.py" in page.text("#stack pre")
+        press(page.page, "#controls [data-action=checkpoint]", "a checkpoint was asked for")
+        wait_for_text(page.page, "#log", "checkpoint written", 60)
+        press(page.page, "#controls [data-action=add]", "learner 3 was added")
+        wait_for_text(page.page, "#log", "learner 3 was added on request", 30)
+        wait_for_text(page.page, "#log", "learner 3 joined", 120)
+        press(page.page, card.format(1) + " [data-action=remove]", "learner 1 was asked to leave")
+        wait_for_text(page.page, "#log", "learner 1 left", 60)
+        wait_for_text(page.page, card.format(1), "removed", 10)
+        assert not page.page.is_visible(card.format(1) + " [data-action=remove]")
+        page.check()
+        page.page.reload()
+        page.page.wait_for_selector("#controls [data-action=add]")
+        without = Page(chromium, url.partition("?")[0])
+        wait_for_text(without.page, "#stage", "running", 30)
+        assert without.page.locator("[data-action]:visible").count() == 0
+        with serving(RunDirectory(tmp_path / "run")) as (_, beside):
+            other = Page(chromium, beside)
+            other.page.on("dialog", lambda dialog: dialog.accept())
+            press(other.page, "#controls [data-action=stop]", "a stop was asked for")
+            wait_for_text(other.page, "#stage", "stopped on request", 120)
+            wait_for_text(other.page, "#slow", "The run was stopped", 10)
+            wait_for_text(other.page, "#log", "a stop was requested", 10)
+            other.check()
+        until(RunDirectory(tmp_path / "run").summary.is_file, what="the summary")
+    summary = RunDirectory(tmp_path / "run").read_summary()
+    assert summary is not None and summary.ended == "stopped"
+    assert (summary.learners_lost, summary.learners_joined) == (0, 1)
 
 
 def write_run(path: Path, learners: int, seconds: int) -> RunDirectory:

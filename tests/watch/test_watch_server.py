@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import platform
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.live_events import Cluster
 from unisono.config import load
 from unisono.errors import UserError
+from unisono.fabric.local.request_socket import RequestSocket
 from unisono.fabric.network.http_server import HttpServer
 from unisono.runs import RunDirectory, format_event
 from unisono.watch import server as pages
@@ -44,11 +48,11 @@ def server(run: RunDirectory) -> Iterator[HttpServer]:
 
 
 def ask(
-    port: int, path: str, method: str = "GET", **headers: str
+    port: int, path: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
         answer = connection.getresponse()
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
     finally:
@@ -137,7 +141,7 @@ def test_with_the_token_the_browser_gets_a_cookie(run: RunDirectory) -> None:
     with serving(run, token="secret") as (server, url):
         assert url.endswith("/?token=secret")
         status, headers, _ = ask(server.port, "/?token=secret")
-        assert status == 303 and headers["location"] == "/"
+        assert status == 303 and headers["location"] == "/#token=secret"
         cookie = headers["set-cookie"]
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
         kept = cookie.split(";")[0]
@@ -166,8 +170,6 @@ def test_a_token_is_made_where_others_can_reach_the_page(run: RunDirectory) -> N
         assert len(token) >= 32
         assert ask(server.port, "/")[0] == 403
         assert ask(server.port, "/metrics", Authorization=f"Bearer {token}")[0] == 200
-    with serving(run) as (_, url):
-        assert "token" not in url
 
 
 def test_no_page_from_elsewhere_reaches_it_by_another_name(server: HttpServer) -> None:
@@ -175,6 +177,122 @@ def test_no_page_from_elsewhere_reaches_it_by_another_name(server: HttpServer) -
         assert ask(server.port, "/metrics", Host=host)[0] == 403
     for host in ("localhost", f"localhost:{server.port}", "127.0.0.1:1", "[::1]:80"):
         assert ask(server.port, "/metrics", Host=host)[0] == 200
+
+
+# Requests to the run.
+
+
+@pytest.fixture
+def asked(run: RunDirectory, tmp_path: Path) -> Iterator[list[dict[str, object]]]:
+    """What a run that takes requests was asked, by its own socket."""
+    found: list[dict[str, object]] = []
+    over = threading.Event()
+    socket_ = RequestSocket(tmp_path / "control.sock")
+    note = {"socket": str(tmp_path / "control.sock"), "host": platform.node(), "actions": ["stop"]}
+    run.control.write_text(json.dumps(note))
+
+    def respond(request: dict[str, object]) -> dict[str, object]:
+        found.append(request)
+        return {"done": True, "text": "it will"}
+
+    def serve() -> None:
+        while not over.is_set():
+            socket_.answer(respond, 0.05)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield found
+    over.set()
+    thread.join()
+    socket_.close()
+
+
+STOP = b'{"action": "stop", "learner": null}'
+
+
+def refused_headers(token: str, port: int) -> list[dict[str, str]]:
+    """What a page from elsewhere, or somebody without the token, could send."""
+    own = f"http://127.0.0.1:{port}"
+    return [
+        {},
+        {"X_Unisono_Token": ""},
+        {"X_Unisono_Token": "wrong"},
+        {"X_Unisono_Token": token + "x"},
+        {"Authorization": f"Bearer {token}"},
+        {"Cookie": f"{cookie_name(token)}={token}"},
+        {"X_Unisono_Token": token, "Origin": "http://evil.example"},
+        {"X_Unisono_Token": token, "Origin": "null"},
+        {"X_Unisono_Token": token, "Origin": f"http://127.0.0.1:{port + 1}"},
+        {"X_Unisono_Token": token, "Origin": own, "Sec_Fetch_Site": "cross-site"},
+        {"X_Unisono_Token": token, "Host": "evil.example", "Origin": "http://evil.example"},
+    ]
+
+
+def cookie_name(token: str) -> str:
+    return "unisono_" + hashlib.sha256(token.encode()).hexdigest()[:8]
+
+
+@pytest.mark.parametrize("path", ["/control", "/control?token={token}", "/", "/events", "/x"])
+def test_no_request_without_the_token_in_its_header(
+    run: RunDirectory, asked: list[dict[str, object]], path: str
+) -> None:
+    """On this machine, too: nothing but a refusal, and the run hears nothing of it."""
+    with serving(run) as (server, url):
+        token = urlsplit(url).query.removeprefix("token=")
+        for headers in refused_headers(token, server.port):
+            status, sent, body = ask(server.port, path.format(token=token), "POST", STOP, **headers)
+            assert status == 403
+            assert body == b"refused: open the address that unisono has printed\n"
+            assert not {"set-cookie", "access-control-allow-origin"} & sent.keys()
+        assert ask(server.port, "/control", "OPTIONS", Origin="http://evil.example")[0] == 501
+        assert ask(server.port, f"/control?token={token}")[0] == 404
+    assert asked == []
+
+
+def test_with_the_token_the_run_is_asked(run: RunDirectory, asked: list[dict[str, object]]) -> None:
+    with serving(run) as (server, url):
+        token = urlsplit(url).query.removeprefix("token=")
+        own = f"http://127.0.0.1:{server.port}"
+        with_token = {"X_Unisono_Token": token, "Origin": own, "Sec_Fetch_Site": "same-origin"}
+        status, headers, body = ask(server.port, "/control", "POST", STOP, **with_token)
+        assert status == 200 and json.loads(body) == {"done": True, "text": "it will"}
+        assert headers["content-type"] == "application/json"
+        other = ask(server.port, "/control", "POST", b'{"action": "add"}', **with_token)[2]
+        assert not json.loads(other)["done"]
+        for bad in (b"", b"{", b"[]", b"{}", b"x" * 5000):
+            assert ask(server.port, "/control", "POST", bad, **with_token)[0] == 400
+        assert ask(server.port, "/", "POST", STOP, **with_token)[0] == 404
+    assert asked == [{"action": "stop", "learner": None}]
+
+
+def test_the_page_says_why_a_run_takes_no_requests(run: RunDirectory) -> None:
+    def offered() -> tuple[object, object]:
+        with serving(run) as (server, _):
+            connection, stream = subscribe(server.port)
+            state = first_event(stream)["state"]
+            connection.close()
+        assert isinstance(state, dict)
+        return state["actions"], state["why_none"]
+
+    assert offered() == ([], "only unisono train on one machine takes requests")
+    note = {"socket": "/nowhere", "host": platform.node(), "actions": ["stop"]}
+    run.control.write_text(json.dumps(note))
+    assert offered() == (["stop"], "")
+    with serving(run) as (server, url):
+        token = urlsplit(url).query.removeprefix("token=")
+        answer = ask(server.port, "/control", "POST", STOP, X_Unisono_Token=token)[2]
+        assert json.loads(answer)["text"] == "the run does not answer: has it ended?"
+    run.control.write_text(json.dumps({**note, "host": "far"}))
+    assert offered() == ([], "the run takes requests on its own machine alone: far")
+    run.control.write_text('{"host": 1')
+    assert offered()[0] == []
+    run.summary.write_text("{}")
+    assert offered() == ([], "the run has ended")
+
+
+def test_a_wrong_token_in_the_address_is_refused_on_this_machine_too(server: HttpServer) -> None:
+    assert ask(server.port, "/?token=wrong")[0] == 403
+    assert ask(server.port, "/")[0] == 200
 
 
 def test_what_is_on_this_machine_alone() -> None:
@@ -194,7 +312,6 @@ def test_a_port_in_use_is_one_line(run: RunDirectory, server: HttpServer) -> Non
 
 
 def test_other_methods_and_paths(server: HttpServer) -> None:
-    assert ask(server.port, "/", "POST")[0] == 405
     assert ask(server.port, "/../config.toml")[0] == 404
     assert ask(server.port, "/", "DELETE")[0] == 501
 

@@ -29,6 +29,10 @@ class Checkpoints:
         """Of the next one that is ordered, where there are no sync rounds to number them."""
         self.keeping: int | None = None
         """The sync round, or the order, that is to be kept."""
+        self.asked = False
+        """Whether somebody wants one now."""
+        self._is_asked_for = False
+        """Whether the one that is being cut was asked for: if it is given up, another follows."""
         self._reached = 0
         self._committed: dict[int, list[Range]] = {}
         self._parts: dict[int, set[Address]] = {}
@@ -38,8 +42,11 @@ class Checkpoints:
         self._errors: dict[int, str] = {}
 
     def due(self, every: int, committed: int) -> bool:
-        """Whether, since the last call that said so, a multiple of ``every`` was passed."""
-        if not every or committed // every <= self._reached // every:
+        """Whether one was asked for, or a multiple of ``every`` passed since this last said so."""
+        if not every:
+            return False
+        self._is_asked_for, self.asked = self.asked, False
+        if not self._is_asked_for and committed // every <= self._reached // every:
             return False
         self._reached = committed
         return True
@@ -82,6 +89,7 @@ class Checkpoints:
     def give_up(self) -> None:
         """A member is gone; what others commit of it now may be in nobody's kept model."""
         self._cutting, self._uncut = None, set()
+        self.asked, self._is_asked_for = self.asked or self._is_asked_for, False
 
     # Parts.
 

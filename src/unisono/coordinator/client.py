@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from unisono.coordinator.directives import (
     Abandon,
     Acknowledged,
+    AskedToLeave,
     Failure,
     NotMember,
     ViewChanged,
@@ -86,6 +87,8 @@ class Client:
         self._pending: dict[int, Numbered] = {}
         self.phase: Callable[[], Phase | None] = lambda: None
         """What heartbeats tell of the learner."""
+        self.asked_to_leave = False
+        """Whether somebody wants this learner to leave before the end of the run."""
         self._wants_view = False
         self._members: tuple[Member, ...] = ()
         """Of a view whose parts are coming."""
@@ -171,6 +174,8 @@ class Client:
                     self._send_again()
                 case NotMember():
                     self._fabric.cancel(Refused())
+                case AskedToLeave():
+                    self.asked_to_leave = True
                 case Abandon(failure):
                     self._fabric.cancel(Abandoned(failure))
                 case Rejected(who, why) if who == COORDINATOR:

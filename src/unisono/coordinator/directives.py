@@ -61,6 +61,11 @@ class Abandon:
 
 
 @dataclass(frozen=True)
+class AskedToLeave:
+    """The learner is to leave after its minibatch, in good order."""
+
+
+@dataclass(frozen=True)
 class CloseRound:
     """Dynamic sharding: the members contribute what they have finished to a sync round."""
 
@@ -100,7 +105,7 @@ class Continue:
 
 
 Directive = CloseRound | SendState | SendResult | TakeSnapshot | Continue
-Notice = ViewChanged | ViewPart | Acknowledged | NotMember | Abandon
+Notice = ViewChanged | ViewPart | Acknowledged | NotMember | Abandon | AskedToLeave
 
 
 @dataclass(frozen=True)

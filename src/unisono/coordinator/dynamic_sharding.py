@@ -147,6 +147,7 @@ class DynamicSharding:
         if self._donors or (missing and not self._leasing):
             return
         self._leasing = True
+        self._stop_after_checkpoint()
         self._grant_leases()
         if not run.job.commits_by_round:
             if not run.checkpoints.cutting and self._checkpoint_due():
@@ -158,6 +159,17 @@ class DynamicSharding:
         if (spent or (dry and not run.pool.over)) and not run.sync_rounds.open:
             self._leased = 0
             self._open_round(held_by_departed)
+
+    def _stop_after_checkpoint(self) -> None:
+        """Where a stop was asked for: nothing more is handed out once its checkpoint is fixed."""
+        run, checkpoints = self._run, self._run.checkpoints
+        if not run.stopping or checkpoints.asked or checkpoints.cutting:
+            return
+        by_round = not run.commits_by_word and checkpoints.keeping is not None
+        if by_round and run.sync_rounds.resolved <= (checkpoints.keeping or 0):
+            return
+        run.stopping = False
+        run.pool.stop()
 
     def _grant_leases(self) -> None:
         run = self._run

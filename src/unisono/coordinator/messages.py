@@ -17,6 +17,7 @@ from typing_extensions import get_original_bases
 from unisono.coordinator.directives import CheckpointWritten, Directive, Notice
 from unisono.coordinator.job import Job
 from unisono.coordinator.pace import RoundTiming
+from unisono.coordinator.requests import Requested
 from unisono.coordinator.status import Phase
 from unisono.errors import Cause
 from unisono.fabric import Address, ConnectionLost, CoordinatorFound, MembersChanged, Rejected
@@ -378,7 +379,7 @@ Told = (
     | ReportMalformed
 )
 OfLearner = Asked | Told
-Operation = OfLearner | Lost | StartWithoutMissing
+Operation = OfLearner | Lost | StartWithoutMissing | Requested
 
 
 @dataclass(frozen=True)

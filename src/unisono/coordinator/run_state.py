@@ -47,6 +47,12 @@ class RunState:
         self.trained_before: set[Address] = set()
         """Who trained something in an earlier incarnation, by its address without that."""
         self.leader: Address | None = None
+        self.requests = 0
+        """How many requests of people were taken."""
+        self.removed: set[int] = set()
+        """Numbers of learners that are to leave, or have left, before the end."""
+        self.stopping = False
+        """Whether nothing more is to be handed out after the next checkpoint."""
 
     @property
     def view(self) -> View:
@@ -92,7 +98,9 @@ class RunState:
             if self.pool.counts.leased == 0:
                 # Everything was committed before: all have the model from their checkpoint.
                 holders = self.learners
-            self.leader = next((a for a in self.learners if a in holders), None)
+            able = [a for a in self.learners if a in holders]
+            staying = [a for a in able if a.number not in self.removed]
+            self.leader = next(iter(staying or able), None)
         return Complete(self.leader, self.pool.stopped)
 
     def tell(self, to: Address, port: str, body: Body) -> None:

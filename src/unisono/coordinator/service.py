@@ -35,12 +35,14 @@ from unisono.coordinator.messages import (
 )
 from unisono.coordinator.outbox import RETRY_S, Outbox
 from unisono.coordinator.output import Output
+from unisono.coordinator.requests import Requested, Requests
 from unisono.coordinator.snapshot import freeze, recover
 from unisono.coordinator.state import State
 from unisono.coordinator.status import Status
 from unisono.errors import Cause, UserError
 from unisono.fabric.address import Address
 from unisono.fabric.api import Cancelled, ConnectionLost, Fabric, Member, Rejected, TimedOut
+from unisono.pool.ranges import count
 
 BEATS = 5
 """Heartbeats in one timeout, at least."""
@@ -54,7 +56,7 @@ JOURNAL_RETRY_S = 0.5
 STAY_S = 1.0
 """Seconds for which a coordinator that has come back serves, even if nobody is left."""
 
-_TOLD = (Join, Leave, Lost, Failed)
+_TOLD = (Join, Leave, Lost, Failed, Requested)
 """Operations that the metrics tell of."""
 
 log = logging.getLogger("unisono")
@@ -73,7 +75,7 @@ class Service:
     waited for, unless the run ``waits_for_all``, because whoever starts them sees to it that they
     come. It ``announces`` losses where no launcher does. Events go to ``sink``, or to what
     ``open_sink`` makes of a path that the learners name; they have the time since the run
-    ``began``, maybe in an earlier life of the coordinator.
+    ``began``, maybe in an earlier life of the coordinator. ``requests`` is what people ask.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class Service:
         waits_for_all: bool = False,
         announces: bool = False,
         began: float | None = None,
+        requests: Requests | None = None,
     ) -> None:
         self.state = State(expected)
+        self._requests = requests
         self._fabric = fabric
         self._journal = journal
         self._timeout = timeout
@@ -130,6 +134,7 @@ class Service:
             commands += self._start_without_the_missing()
             commands += self._give_up_orphans()
             commands += self._fail_of_a_loss(commands)
+            commands += self._take_requests()
             outputs: list[Output] = []
             for command in commands:
                 if isinstance(command.operation, _TOLD):
@@ -352,6 +357,10 @@ class Service:
     def _tell_of(self, command: Command) -> None:
         """Lets metrics and outbox know who comes and who goes, and why the run ends."""
         who, operation = command.who, command.operation
+        if isinstance(operation, Requested):
+            asked = {"learner": operation.learner, "action": operation.action.value}
+            self._tell("requested", asked)
+            return
         if isinstance(operation, Join):
             self._note_metrics(operation.metrics)
         elif isinstance(operation, Lost):
@@ -447,9 +456,18 @@ class Service:
                 return [Command(self._fabric.address, Failed(Cause.LEARNER_LOST, text))]
         return []
 
+    def _take_requests(self) -> list[Command]:
+        """What people have asked, once there is something that it can be asked of."""
+        if self._requests is None or self.state.job is None or not self.state.started:
+            return []
+        asked = self._requests.since(self.state.requests)
+        return [Command(self._fabric.address, request) for request in asked]
+
     def _send(self, output: Output) -> None:
         if isinstance(output.body, CheckpointWritten):
             self._on_checkpoint(output.body)
+            about = {"minibatches": count(output.body.committed), "reason": output.body.error}
+            self._tell("checkpoint", {"learner": None, **about})
         else:
             self._outbox.send(output)
 

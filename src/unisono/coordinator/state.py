@@ -12,6 +12,7 @@ from functools import singledispatchmethod
 from unisono.coordinator.departed import Departed
 from unisono.coordinator.directives import (
     Abandon,
+    AskedToLeave,
     CheckpointWritten,
     Failure,
 )
@@ -53,6 +54,7 @@ from unisono.coordinator.messages import (
 )
 from unisono.coordinator.output import Output
 from unisono.coordinator.pace import Pace
+from unisono.coordinator.requests import Action, Requested
 from unisono.coordinator.run_state import RunState
 from unisono.coordinator.static_sharding import StaticSharding
 from unisono.fabric.address import COORDINATOR, Address
@@ -137,6 +139,7 @@ class State(RunState):
         self._dynamic.repeat_directives()
         for supply in self.sync_rounds.supplies:
             self.delivery.send(supply)
+        self._ask_to_leave()
         return self.delivery.out()
 
     # Members.
@@ -151,6 +154,8 @@ class State(RunState):
         self.delivery.answer(command, Admitted())
         if self.failure is not None:
             self.tell(command.who, CONTROL.name, Abandon(self.failure))
+        if command.who.number in self.removed:
+            self._ask_to_leave()
 
     @handle.register
     def _on_open(self, operation: Open, command: Command) -> None:
@@ -218,6 +223,23 @@ class State(RunState):
     @handle.register
     def _on_closed(self, operation: Closed, command: Command) -> None:
         self._departed.close(operation.gone, command.who)
+
+    @handle.register
+    def _on_requested(self, operation: Requested, command: Command) -> None:
+        self.requests = operation.number
+        if self.pool.over:
+            return  # all leave now, and one of them has been told to see to the model
+        if operation.action is Action.REMOVE and operation.learner is not None:
+            self.removed.add(operation.learner)
+            self._ask_to_leave()
+        if operation.action in (Action.CHECKPOINT, Action.STOP):
+            self.checkpoints.asked = self.job is not None and self.job.checkpoint_every > 0
+            self.stopping = self.stopping or operation.action is Action.STOP
+
+    def _ask_to_leave(self) -> None:
+        for learner in self.learners:
+            if learner.number in self.removed:
+                self.tell(learner, CONTROL.name, AskedToLeave())
 
     def _remove(self, who: Address) -> None:
         self.view = self.view.after(self.view.version + 1, (), (who,))

@@ -98,10 +98,15 @@ class StaticSharding:
             first,
             run.learners,
             share,
-            self._rounds(first, share),
+            1 if run.stopping else self._rounds(first, share),
             [a for a in newcomers if a != donor],
             donor,
+            keep=run.checkpoints.asked,
         )
+        run.checkpoints.asked = False
+        if run.stopping:
+            run.stopping = False
+            run.pool.stop()
         self._assignments.append(assignment)
         self._living = set(assignment.members)
         if run.job.commits_by_round:

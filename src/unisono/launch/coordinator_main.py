@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.coordinator.journal import FileJournal
+from unisono.coordinator.requests import RequestFile
 from unisono.coordinator.service import Service, serve
 from unisono.coordinator.snapshot import recover
 from unisono.coordinator.state import State
@@ -29,6 +30,7 @@ from unisono.verbosity import log_to_terminal
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
 BEGAN = "began"
+REQUESTS = "requests.jsonl"
 
 
 class Events:
@@ -57,6 +59,8 @@ def outcome_of(state: State) -> dict[str, Any]:
         "minibatches": asdict(state.pool.counts),
         "newly_committed": [list(r) for r in state.pool.newly_committed],
         "over": state.pool.over,
+        "stopped": state.pool.stopped,
+        "orderly": state.orderly,
         "rounds": state.sync_rounds.resolved,
         "lost": [str(address) for address in state.lost],
         "joined": state.joined,
@@ -92,6 +96,7 @@ def coordinate(
         waits_for_all=waits_for_all,
         announces=announces,
         began=_began(directory, node.now()),
+        requests=RequestFile(directory / REQUESTS),
     )
     try:
         serve(service)

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unisono.coordinator.requests import Action, RequestFile
 from unisono.errors import Cause, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
-from unisono.launch.coordinator_main import BEGAN, read_outcome
+from unisono.fabric.local.stack_dump import take_stack_dump
+from unisono.launch.control import CHECKPOINT_TEXT, STACK, STOP_TEXT, Control
+from unisono.launch.coordinator_main import BEGAN, REQUESTS, read_outcome
 from unisono.launch.exit_codes import ABANDONED, DIVERGED
 from unisono.launch.respawn import Respawn
-from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT
+from unisono.launch.room import check_memory
+from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT, stacks_file
 from unisono.runs.directory import write_atomically
 
 COORDINATOR = "coordinator"
@@ -26,6 +30,8 @@ GRACE_S = 4.0
 MOST_RESTARTS = 100
 ASKED_S = 0.5
 """Seconds between two looks at what else there is to do, such as more learners that are wanted."""
+STACK_S = 2.0
+"""Seconds that a learner has to show its stacks."""
 
 
 @dataclass
@@ -79,6 +85,8 @@ class Launch:
 
     It is asked twice a second.
     """
+    control: Path | None = None
+    """Where to note how the run can be asked for something while it runs; None: it cannot."""
 
     def run(self) -> Outcome:
         """Runs to the end."""
@@ -94,14 +102,20 @@ class Launch:
         self._lost: list[str] = []
         self._unsaid: dict[str, str] = {}
         self._respawns = Respawn()
+        self._removed: set[str] = set()
+        self._control: Control | None = None
         try:
             if self.began is not None:
                 write_atomically(directory / BEGAN, str(self.began).encode())
             self._start_coordinator(directory)
             self._grow(directory, self.learners)
             self.on_start(self._children)
+            if self.control is not None:
+                self._control = Control(self.control, directory, self._handlers(directory))
             return self._watch(directory)
         finally:
+            if self._control is not None:
+                self._control.close()
             self._children.stop(GRACE_S)
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -140,6 +154,8 @@ class Launch:
         restarts, failure = 0, ""
         while self._children.running:
             self.on_turn()
+            if self._control is not None:
+                self._control.answer()
             for ended in self._children.wait(ASKED_S):
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
@@ -158,6 +174,8 @@ class Launch:
                     self._start_coordinator(directory)
                 elif ended.killed or ended.status == DIVERGED:
                     self._on_death(directory, ended)
+                elif ended.status == 0 and ended.name in self._removed:
+                    self.say(f"{ended.name} has left")
                 elif ended.status == 0:
                     self._finished += 1
                     self._children.forget_waiting()
@@ -183,7 +201,7 @@ class Launch:
                 self.say(f"{line}; it was the last one")
             return
         line += "; the others go on"
-        if self.respawn and not self._finished:
+        if self.respawn and not self._finished and ended.name not in self._removed:
             pause = self._respawns.pause(self._children.now())
             if pause is None:
                 line += f"; after {self._respawns.count} replacements it is not replaced"
@@ -203,6 +221,55 @@ class Launch:
             self._children.end(name)
             self.say(f"{name} came too late: the run was over")
 
+    # What can be asked while it runs.
+
+    def _handlers(self, directory: Path) -> dict[str, Callable[[int | None], dict[str, str]]]:
+        requests = RequestFile(directory / REQUESTS)
+
+        def tell(action: Action, text: str, learner: int | None = None) -> dict[str, str]:
+            requests.append(action, learner)
+            self.say(text)
+            return {"text": text}
+
+        def add(_: int | None) -> dict[str, str]:
+            if self._finished or COORDINATOR not in self._children.started:
+                raise UserError("the run is ending: nobody can join any more")
+            check_memory(len(self._children.started))
+            require_files(len(self._children.started))
+            name = self._start_learner(directory)
+            return tell(Action.ADD, f"{name} was added", _number(name))
+
+        def remove(number: int | None) -> dict[str, str]:
+            name = self._running_learner(number)
+            if name in self._removed:
+                raise UserError(f"{name} is leaving already")
+            if set(self._children.started) - self._removed <= {COORDINATOR, name}:
+                raise UserError(f"{name} is the last one: stop the run instead")
+            self._removed.add(name)
+            return tell(Action.REMOVE, f"{name} was asked to leave", number)
+
+        def stack(number: int | None) -> dict[str, str]:
+            name = self._running_learner(number)
+            file = stacks_file(directory, number or 0)
+            found = take_stack_dump(self._children.pid(name), file, STACK_S)
+            if not found:
+                raise UserError(f"{name} shows no stack: it is stopped, or about to start")
+            return {"text": f"the stacks of {name}", "stack": found}
+
+        return {
+            Action.ADD.value: add,
+            Action.REMOVE.value: remove,
+            Action.CHECKPOINT.value: lambda _: tell(Action.CHECKPOINT, CHECKPOINT_TEXT),
+            Action.STOP.value: lambda _: tell(Action.STOP, STOP_TEXT),
+            STACK: stack,
+        }
+
+    def _running_learner(self, number: int | None) -> str:
+        name = f"learner {number}"
+        if name not in self._children.started:
+            raise UserError(f"{name} does not run")
+        return name
+
     def _say_of_replacements(self) -> None:
         """Of one that diverged it is said when it is replaced: by then all may have diverged."""
         for name in [name for name in self._unsaid if name in self._children.started]:
@@ -216,9 +283,13 @@ class Launch:
     def _outcome(self, directory: Path, failure: str) -> Outcome:
         told = read_outcome(directory, self.learners)
         failure = _divergence(told) or failure or (told["failure"] or {}).get("text", "")
-        if not failure and not told["over"] and not self._finished:
+        if not failure and not told["over"] and not self._finished and not told["orderly"]:
             failure = "every learner was lost; go on from a checkpoint with --resume"
         return Outcome(bool(failure), failure, told, self._lost)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition(" ")[2])
 
 
 def _divergence(told: dict[str, Any]) -> str:

@@ -354,15 +354,15 @@ class Learner:
         self._rejoiner = rejoiner
         while True:
             self._end_iteration(rejoiner, progress)
-            if self._stopped:
+            if self._stopped or rejoiner.is_asked_to_leave:
                 rejoiner.leave_early()
                 break
             found = rejoiner.next()
             if found is None:
+                if not rejoiner.session.stepper.stopped:
+                    progress.finish()
                 break
             yield found
-        if not self._stopped and not rejoiner.session.stepper.stopped:
-            progress.finish()
         self._report(rejoiner, progress)
 
     def _task(self, feed: DataFeed) -> Task[Any]:

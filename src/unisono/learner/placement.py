@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from unisono.config import LinksConfig
 from unisono.coordinator.directives import CheckpointWritten
 from unisono.coordinator.journal import NoJournal
+from unisono.coordinator.requests import Requests
 from unisono.coordinator.service import Service, serve
 from unisono.errors import UserError
 from unisono.fabric import COORDINATOR, Address, Fabric, learner
@@ -36,6 +37,11 @@ ENDPOINT = "endpoint"
 """The file where the coordinator notes how it is reached, also for its next incarnation."""
 _NEVER_S = 1e7
 """Alone nobody is presumed dead: a process that is stopped stops its coordinator, too."""
+
+
+def stacks_file(directory: Path, number: int) -> Path:
+    """Where a learner on this machine writes the stacks of its threads when it is asked to."""
+    return directory / f"stacks-{number}.txt"
 
 
 def link_environment(links: LinksConfig) -> dict[str, str]:
@@ -87,6 +93,7 @@ class SingleProcess:
     timeout: float = 60.0
     cost: float = 0.0
     sink: Callable[[dict[str, Any]], None] | None = None
+    requests: Requests | None = None
     began: float | None = None
     """When the clock of the events is at 0, by the monotonic clock; None: when the node is made."""
     host: str = field(default_factory=platform.node)
@@ -107,6 +114,7 @@ class SingleProcess:
             open_sink=open_metrics,
             on_checkpoint=commit_checkpoint,
             began=self.began,
+            requests=self.requests,
         )
         self.service = service
         node = host.node(address)

@@ -117,7 +117,8 @@ class Planner:
         part = assignment.part(round_, self.address)
         steps = count(part)
         mine = assignment.members.index(self.address)
-        end = EndOfRound(sync_round, self._crosses(whole))
+        keep = assignment.keep and round_ == 0
+        end = EndOfRound(sync_round, keep or self._crosses(whole))
         for step, position in enumerate(_positions(part)):
             index = step * members + mine
             place = cut(whole, index, index + 1)[0][0]

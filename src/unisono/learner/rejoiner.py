@@ -51,6 +51,11 @@ class Rejoiner:
         assert self.current is not None
         return self.current
 
+    @property
+    def is_asked_to_leave(self) -> bool:
+        """Whether the learner is to leave before the end of the run."""
+        return self.current is not None and self.current.client.asked_to_leave
+
     def next(self) -> tuple[Minibatch, Any] | None:
         """The next minibatch, in the next incarnation if this one was refused."""
         while True:

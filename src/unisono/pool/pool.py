@@ -28,6 +28,8 @@ class Assignment:
     ranges: Ranges
     newcomers: tuple[Address, ...] = ()
     donor: Address | None = None
+    keep: bool = False
+    """Whether there is a checkpoint after its first round, whatever the interval."""
 
     @property
     def rounds(self) -> int:
@@ -131,11 +133,13 @@ class Pool:
         rounds: int,
         newcomers: Sequence[Address] = (),
         donor: Address | None = None,
+        *,
+        keep: bool = False,
     ) -> Assignment:
         """Assigns up to ``rounds`` rounds to all members."""
         ranges = tuple(self._free.take(rounds * share * len(members)))
         assignment = Assignment(
-            number, first, share, tuple(members), ranges, tuple(newcomers), donor
+            number, first, share, tuple(members), ranges, tuple(newcomers), donor, keep
         )
         for round_ in range(assignment.rounds):
             for member in members:

@@ -23,7 +23,7 @@ _OF_ALL = frozenset({"event", "time", "learner", "global_examples"})
 _KNOWN = frozenset(
     {"start", "strategy", "train", "validation", "round", "exchanges", "combined", "dropped"}
     | {"restored", "lost", "diverged", "failed", "joined", "leaves", "left", "status"}
-    | {"simulated", "consensus", "pace"}
+    | {"simulated", "consensus", "pace", "requested", "checkpoint"}
 )
 """The names of events that are ours (docs/reference/events.md)."""
 

@@ -129,6 +129,11 @@ class RunDirectory:
         """How many learners there should be by now, where they ramp up."""
         return self.path / "learners.txt"
 
+    @property
+    def control(self) -> Path:
+        """How the run can be asked for something, while it runs, JSON."""
+        return self.path / "control.json"
+
     def write_wanted(self, learners: int) -> None:
         """Asks for so many learners."""
         write_atomically(self.wanted, str(learners).encode())

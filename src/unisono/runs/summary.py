@@ -145,7 +145,7 @@ class Summary(_Part):
         rate_factor: what the learning rate is multiplied by since then; see `rate.factor`.
         learners_lost: learners that died, or diverged alone.
         learners_joined: learners that came after the begin.
-        ended: `finished`, or why not.
+        ended: `finished`, `stopped` (on request), or `early` (all learners have left).
     """
 
     format_version: Literal[1] = 1

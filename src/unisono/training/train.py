@@ -20,6 +20,7 @@ from unisono.data import Part, Prep
 from unisono.errors import Diverged, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.background import now
+from unisono.launch.control import single_control
 from unisono.launch.coordinator_main import Events, outcome_of
 from unisono.launch.learner_job import Training
 from unisono.launch.local import Launch, Outcome
@@ -250,10 +251,13 @@ def _train_alone(
                 found.append(error)
                 raise
 
-        placement = SingleProcess(sink=sink, timeout=config.timeout_s, began=began)
         try:
-            with at_placement(placement):
-                Worker(run, resume=resume).run()
+            with single_control(run.control, display.say) as requests:
+                placement = SingleProcess(
+                    sink=sink, timeout=config.timeout_s, began=began, requests=requests
+                )
+                with at_placement(placement):
+                    Worker(run, resume=resume).run()
         finally:
             events.close()
     if found:
@@ -285,6 +289,7 @@ def _train_together(
             say=display.say,
             on_turn=EventReaders(run.metrics, display, watch),
             environment={PARENT_SHOWS: "1"},
+            control=run.control,
             wanted=run.read_wanted if config.first_learners < config.learner_range[1] else None,
         ).run()
     return _result(outcome)
@@ -378,8 +383,15 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         rate_factor=config.rate.factor,
         learners_lost=len(outcome["lost"]),
         learners_joined=sum(e["event"] == "joined" and e["time"] > start_up for e in events),
-        ended="finished" if outcome["over"] else "early",
+        ended=_ended(outcome),
     )
+
+
+def _ended(outcome: dict[str, Any]) -> str:
+    """How a run has ended that has a model."""
+    if not outcome["over"]:
+        return "early"
+    return "stopped" if outcome["stopped"] else "finished"
 
 
 def _since_resumption(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

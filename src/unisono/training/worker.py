@@ -26,10 +26,11 @@ from unisono.coordinator.service import PATIENCE
 from unisono.data import ChunkSource, FrameSource, Part
 from unisono.errors import Cause, Diverged, UserError
 from unisono.fabric.local.forked import name_process
+from unisono.fabric.local.stack_dump import allow_stack_dumps
 from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error
 from unisono.learner.arguments import warn_of_few_rounds
 from unisono.learner.learner import Learner
-from unisono.learner.placement import LEARNER, find_placement
+from unisono.learner.placement import DIRECTORY, LEARNER, find_placement, stacks_file
 from unisono.learner.uncaught import install
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD, Schedule, Switched, bound_steps
@@ -364,6 +365,7 @@ def main() -> None:
     name_process(f"learner {os.environ.get(LEARNER, '')}")
     install()
     log_to_terminal()
+    allow_stack_dumps(stacks_file(Path(os.environ[DIRECTORY]), int(os.environ[LEARNER])))
     with exit_on_error():
         try:
             Worker(RunDirectory.open(options.run), resume=options.resume).run()

@@ -28,12 +28,18 @@ def describe(event: Event) -> str:
         case "lost":
             return f"{who} was lost{because}"
         case "left":
-            return f"{who} finished"
+            return f"{who} left"
         case "failed":
             return f"{who} failed{because}"
         case "diverged":
             factor = number(event, "rate_factor")
             return f"diverged{because}; the learning rate is now x {factor or 1:g}"
+        case "requested":
+            return _requested(event, who)
+        case "checkpoint":
+            if reason:
+                return f"a checkpoint was given up: {reason}"
+            return f"checkpoint written: {event.get('minibatches')} minibatches are in it"
         case "validation":
             logprob, accuracy = number(event, "logprob"), number(event, "accuracy")
             text = "" if logprob is None else f"held-out log-prob {logprob:.4f}"
@@ -44,6 +50,20 @@ def describe(event: Event) -> str:
             known = {k: v for k, v in event.items() if k not in ("event", "time", "learner")}
             told = ", ".join(f"{key} {_plain(value)}" for key, value in known.items())
             return f"{name} ({who}): {told}"[:200] if told else f"{name} ({who})"
+
+
+def _requested(event: Event, who: str) -> str:
+    match event.get("action"):
+        case "add":
+            return f"{who} was added on request"
+        case "remove":
+            return f"{who} was asked to leave"
+        case "checkpoint":
+            return "a checkpoint was requested"
+        case "stop":
+            return "a stop was requested: the run ends after its next checkpoint"
+        case action:
+            return f"requested: {action}"
 
 
 def _plain(value: object) -> str:

@@ -121,6 +121,7 @@ class LearnerState:
         doing: what its own thread does if that takes long: computing, data or others.
         doing_since: since when.
         silent_since: since when it sends no heartbeats.
+        removed: whether somebody has asked it to leave.
     """
 
     number: int
@@ -136,6 +137,7 @@ class LearnerState:
     doing: str = ""
     doing_since: float = 0.0
     silent_since: float | None = None
+    removed: bool = False
     _whole: _Totals = field(default_factory=lambda: _Totals())
     _counted: float = 0.0
     _reported: float | None = None

@@ -62,6 +62,7 @@ class LiveRun:
         accuracy: the last one, of the held-out frames.
         shared: rounds of all learners together, or, where each has its own, of all in sum.
         failure: why the run has failed.
+        stop_requested: whether somebody has asked for its end.
     """
 
     def __init__(self) -> None:
@@ -81,6 +82,7 @@ class LiveRun:
         self.accuracy: float | None = None
         self.shared = 0
         self.failure = ""
+        self.stop_requested = False
         self.lost = 0
         self._offset = 0.0
         self._exchanges: dict[int, Exchange] = {}
@@ -98,6 +100,7 @@ class LiveRun:
             "validation": self._validation,
             "status": self._status,
             "failed": self._failed,
+            "requested": self._requested,
         }
 
     def take(self, event: Event) -> None:
@@ -137,7 +140,7 @@ class LiveRun:
         lines = event.get("lines")
         self.lines = [str(line) for line in lines] if isinstance(lines, list) else []
         self.simulated = event.get("simulated") is True
-        self.failure = ""
+        self.failure, self.stop_requested = "", False
         for learner in self.here:  # of a run that was killed, and goes on
             self._end(learner, time, Presence.LEFT, "the run was stopped")
         self._exchanges.clear()
@@ -228,6 +231,12 @@ class LiveRun:
 
     def _failed(self, time: float, event: Event) -> None:
         self.failure = str(event.get("reason") or "it failed")
+
+    def _requested(self, time: float, event: Event) -> None:
+        learner = self._learner(event) if event.get("action") == "remove" else None
+        if learner is not None:
+            learner.removed = True
+        self.stop_requested = self.stop_requested or event.get("action") == "stop"
 
     def _link(self, learner: LearnerState, link: Any, time: float) -> None:
         if isinstance(link, dict):

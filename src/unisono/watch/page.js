@@ -17,6 +17,51 @@ function make(tag, kind, text) {
 }
 function set(node, text) { if (node.textContent !== text) node.textContent = text; }
 
+// Requests to the run: with the token of the address that unisono has printed, never without it.
+const KEPT = "unisono-token";
+function findToken() {
+  const found = /[#&]token=([^&]+)/.exec(location.hash);
+  if (found) history.replaceState(null, "", location.pathname);
+  try {  // a browser may refuse to keep anything
+    if (found) sessionStorage.setItem(KEPT, found[1]);
+    return found ? found[1] : sessionStorage.getItem(KEPT);
+  } catch { return found ? found[1] : null; }
+}
+const token = findToken();
+const offers = (action) => Boolean(token) && Boolean(data.state) && data.state.actions.includes(action);
+const QUESTIONS = {
+  stop: () => "End the run after its next checkpoint? It can be resumed.",
+  remove: (learner) => `Let learner ${learner} leave the run? It is not replaced.`,
+};
+function answered(text, bad) {
+  $("answer").className = bad ? "bad" : "";
+  set($("answer"), text);
+}
+async function ask(action, learner) {
+  if (QUESTIONS[action] && !confirm(QUESTIONS[action](learner))) return;
+  answered("asking the run …", false);
+  try {
+    const response = await fetch("control", { method: "POST", body: JSON.stringify({ action, learner }),
+      headers: { "Content-Type": "application/json", "X-Unisono-Token": token } });
+    if (!response.ok) { answered((await response.text()).trim(), true); return; }
+    const answer = await response.json();
+    answered(answer.text, !answer.done);
+    if (answer.stack) {
+      set($("stack").querySelector("figcaption span"), `Stacks of learner ${learner} at ${clock(data.state.time)}, the newest call first`);
+      set($("stack").querySelector("pre"), answer.stack);
+      $("stack").hidden = false;
+    }
+  } catch { answered("the page's server cannot be reached", true); }
+}
+function showControls(state) {
+  const buttons = [...$("controls").querySelectorAll("button")];
+  for (const button of buttons) button.hidden = !offers(button.dataset.action);
+  const none = buttons.every((button) => button.hidden);
+  $("controls").hidden = !token;
+  if (none && token && !$("answer").textContent) answered("No buttons: " + state.why_none + ".", false);
+  else if (!none && $("answer").textContent.startsWith("No buttons")) answered("", false);
+}
+
 // Numbers for people.
 const percent = (share, digits = 0) => share == null ? "–" : (100 * share).toFixed(digits) + " %";
 function short(value) {
@@ -39,14 +84,15 @@ const signed = (value, digits) => value == null ? "–" : value.toFixed(digits).
 // The head of the page.
 function showHead(state) {
   const stages = { starting: "starting", running: "running", quiet: "no news for " + span(state.quiet_s),
-    finished: "finished", failed: "failed" };
+    finished: state.stopped ? "stopped on request" : "finished", failed: "failed" };
   $("stage").className = "pill " + state.stage;
   set($("stage"), stages[state.stage] + (state.simulated ? ", simulated" : ""));
   set($("strategy"), state.lines.map((line) => line.replace(/\s+/g, " ")).slice(0, 3).join(" · "));
-  const progress = state.stage === "finished" ? 1 : state.progress;
+  const progress = state.stage === "finished" && !state.stopped ? 1 : state.progress;
   $("bar").firstElementChild.style.width = 100 * progress + "%";
   $("bar").setAttribute("aria-valuenow", String(Math.round(100 * progress)));
   showVerdict(state);
+  showControls(state);
   const tiles = [
     [percent(progress, 1), "progress"],
     [clock(state.time), state.simulated ? "virtual time" : "wall-clock"],
@@ -87,7 +133,7 @@ function showVerdict(state) {
     text = `No learner is slow; slowest: learner ${row.n} with ${row.ratio.toFixed(2)} times the others' speed`; kind = "good";
   } else if (state.stage === "finished") {
     const row = state.learners.find((each) => each.n === state.slowest);
-    text = "The run has finished" + (row ? `; slowest: learner ${row.n} with ${row.ratio.toFixed(2)} times the others' speed.` : ".");
+    text = (state.stopped ? "The run was stopped" : "The run has finished") + (row ? `; slowest: learner ${row.n} with ${row.ratio.toFixed(2)} times the others' speed.` : ".");
   } else if (state.stage === "starting") {
     text = "Waiting for the learners to join.";
   }
@@ -199,17 +245,22 @@ function showTimeline() {
   const slow = new Set(data.state.slow.map((s) => s.learner));
   const gap = row > 6 ? 3 : row > 3 ? 1 : 0;
   pen.fillStyle = colour("--c5");
+  pen.globalAlpha = 0.55;
   for (const [n, from, to] of data.lives)
     if ((to ?? end) > begin) pen.fillRect(x(from), place.get(n), Math.max(1, x(to ?? end) - x(from)), row - gap);
+  pen.globalAlpha = 1;
   pen.fillStyle = colour("--c2");
+  const least = row > 6 ? 1 : 2;  // a pixel in a thin row is not seen
   for (const [n, from, to] of data.rounds)
-    if (to > begin && place.has(n)) pen.fillRect(x(from), place.get(n), Math.max(1, x(to) - x(from)), row - gap);
+    if (to > begin && place.has(n)) pen.fillRect(x(from), place.get(n), Math.max(least, x(to) - x(from)), row - gap);
   for (const [n, from, to, lost] of data.lives) {
     pen.fillStyle = colour("--good");
     if (from >= begin) pen.fillRect(x(from), place.get(n), 3, row - gap);
-    pen.fillStyle = colour("--bad");
-    if (lost && to >= begin) pen.fillRect(x(to) - 2, place.get(n), 4, row - gap);
   }
+  pen.fillStyle = colour("--bad");
+  const tall = Math.max(row - gap, 7), over = (tall - row + gap) / 2;  // a death among hundreds, too
+  for (const [n, , to, lost] of data.lives)
+    if (lost && to >= begin) pen.fillRect(x(to) - 2, place.get(n) - over, 4, tall);
   const every = Math.ceil(13 / row);
   numbers.forEach((n, i) => {
     if (i % every && !slow.has(n)) return;
@@ -228,7 +279,13 @@ function makeCard() {
   const card = make("div", "card"), head = make("h3"), split = make("div", "split");
   head.append(make("span"), make("em"));
   for (const kind of SHARES) split.append(make("i", kind));
-  card.append(head, make("div", "where"), split, make("dl"));
+  const asks = make("div", "ask");
+  for (const [action, text] of [["stack", "Stack"], ["remove", "Remove"]]) {
+    const button = make("button", "", text);
+    button.dataset.action = action;
+    asks.append(button);
+  }
+  card.append(head, make("div", "where"), split, make("dl"), asks);
   return card;
 }
 function facts(row) {
@@ -248,8 +305,10 @@ function facts(row) {
 }
 function badge(row) {
   if (row.state === "lost") return "lost";
-  if (row.state === "left") return data.state.stage === "finished" ? "" : "finished";
+  if (row.state === "left") return row.removed ? "removed"
+    : data.state.stage !== "finished" ? "finished" : row.n === data.state.slowest ? "slowest" : "";
   if (row.silent) return "silent " + span(row.seen_s);
+  if (row.removed) return "leaving";
   if (row.slow) return "slow";
   const names = { data: "waits for data", others: "waits for others", computing: "same step" };
   if (row.doing_s > 2) return `${names[row.doing] || row.doing} ${span(row.doing_s)}`;
@@ -259,7 +318,9 @@ function fill(card, row) {
   const kind = "card " + row.state + (row.slow || row.silent ? " slow" : "");
   if (card.className !== kind) card.className = kind;
   card.dataset.learner = row.n;
-  const [head, where, split, list] = card.children;
+  const [head, where, split, list, asks] = card.children;
+  for (const button of asks.children)
+    button.hidden = row.state !== "here" || !offers(button.dataset.action) || (row.removed && button.dataset.action === "remove");
   set(head.children[0], (cards.size > MANY && card !== $("detail").firstElementChild ? "" : "learner ") + row.n);
   set(head.children[1], badge(row));
   set(where, [row.host, row.device].filter(Boolean).join(" · ") || "host not told");
@@ -329,6 +390,13 @@ $("learners").addEventListener("click", (event) => {
   const card = event.target.closest(".card");
   if (card) { chosen = Number(card.dataset.learner); draw(); }
 });
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-action]");
+  if (!button) return;
+  const card = button.closest(".card");
+  ask(button.dataset.action, card ? Number(card.dataset.learner) : null);
+});
+$("closestack").addEventListener("click", () => { $("stack").hidden = true; });
 window.addEventListener("resize", draw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 

@@ -1,4 +1,4 @@
-"""The live page's addresses: the page, its events, and Prometheus' metrics."""
+"""The live page's addresses: the page, its events, requests to the run, Prometheus' metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +14,18 @@ from html import escape
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
+from urllib.parse import urlsplit
 
 from unisono.fabric.network.http_server import HttpRequest, HttpResponse, HttpServer
 from unisono.report.page import COLOUR_STYLE
 from unisono.runs.directory import RunDirectory
+from unisono.watch.controls import Controls
 from unisono.watch.feed import Feed
 from unisono.watch.prometheus import CONTENT_TYPE, exposition
 from unisono.watch.snapshot import Subscription, snapshot
 
 LOCALHOST = "127.0.0.1"
+TOKEN_HEADER = "x-unisono-token"
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -35,23 +39,28 @@ _REFUSAL = HttpResponse(
 class Pages:
     """Answers requests about one run.
 
+    Whoever may look needs the token to ask the run for something.
+
     Args:
         feed: the run.
-        token: what a request must have; empty: whoever reaches it may look, by a name of this
-            machine itself, so that no page from elsewhere can.
+        token: what no request can do without that changes anything.
+        is_private: whether one cannot look without it, either. Otherwise whoever reaches the page
+            may look, by a name of this machine itself, so that no page from elsewhere can.
     """
 
-    def __init__(self, feed: Feed, token: str = "") -> None:
+    def __init__(self, feed: Feed, token: str, *, is_private: bool) -> None:
         self._feed = feed
+        self._controls = Controls(feed)
         self._token = token
+        self._is_private = is_private
         self._page, self._policy = _build_page(feed.run.path.resolve().name)
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """One request."""
-        if not self._is_allowed(request):
-            return _REFUSAL
         if request.method != "GET":
-            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"GET only\n", headers=_SAFE)
+            return self._change(request) if self._may_change(request) else _REFUSAL
+        if not self._may_look(request):
+            return _REFUSAL
         match request.path:
             case "/" if "token" in request.query:
                 return self._without_token()
@@ -70,13 +79,40 @@ class Pages:
                 return HttpResponse(HTTPStatus.OK, text, CONTENT_TYPE, _SAFE)
         return HttpResponse(HTTPStatus.NOT_FOUND, b"there is nothing here\n", headers=_SAFE)
 
-    def _is_allowed(self, request: HttpRequest) -> bool:
-        if not self._token:
+    def _may_look(self, request: HttpRequest) -> bool:
+        if not self._is_private and "token" not in request.query:
             return _is_local(request.headers.get("host", ""))
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         offered = (request.query.get("token", ""), bearer, self._cookie(request))
-        wanted = self._token.encode()
-        return any([hmac.compare_digest(wanted, each.encode()) for each in offered])
+        return any([self._is_token(each) for each in offered])
+
+    def _may_change(self, request: HttpRequest) -> bool:
+        """By the token in a header of our own alone: no page from elsewhere can make one send it.
+
+        A cookie or an address would be sent by a link or a form on any page.
+        """
+        headers = request.headers
+        host, origin = headers.get("host", ""), headers.get("origin")
+        is_own = origin is None or urlsplit(origin).netloc == host
+        is_own = is_own and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        reached = self._is_private or _is_local(host)
+        return self._is_token(headers.get(TOKEN_HEADER, "")) and is_own and reached
+
+    def _is_token(self, offered: str) -> bool:
+        return hmac.compare_digest(self._token.encode(), offered.encode())
+
+    def _change(self, request: HttpRequest) -> HttpResponse:
+        """Asks the run for something."""
+        if request.method != "POST" or request.path != "/control":
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"there is nothing here\n", headers=_SAFE)
+        try:
+            wish = json.loads(request.body)
+            action, learner = str(wish["action"]), wish.get("learner")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return HttpResponse(HTTPStatus.BAD_REQUEST, b"not a request\n", headers=_SAFE)
+        self._feed.refresh()
+        answer = json.dumps(self._controls.ask(action, learner)).encode()
+        return HttpResponse(HTTPStatus.OK, answer, "application/json", _SAFE)
 
     def _cookie(self, request: HttpRequest) -> str:
         try:
@@ -86,9 +122,14 @@ class Pages:
         return "" if found is None else found.value
 
     def _without_token(self) -> HttpResponse:
-        """The browser keeps the token, and not in its history."""
-        cookie = f"{self._cookie_name}={self._token}; HttpOnly; SameSite=Strict; Path=/"
-        headers = {"Location": "/", "Set-Cookie": cookie} if self._token else {"Location": "/"}
+        """The browser keeps the token, and not in its history.
+
+        The cookie is for looking; the part after # goes to the page's script and to no server.
+        """
+        headers = {"Location": f"/#token={self._token}"}
+        if self._is_private:
+            cookie = f"{self._cookie_name}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+            headers["Set-Cookie"] = cookie
         return HttpResponse(HTTPStatus.SEE_OTHER, headers=_SAFE | headers)
 
     @property
@@ -101,23 +142,23 @@ class Pages:
 def serving(
     run: RunDirectory, address: str = LOCALHOST, port: int = 0, token: str = ""
 ) -> Iterator[tuple[HttpServer, str]]:
-    """Serves the page of a run, inside; yields the server and the page's address.
+    """Serves the page of a run, inside; yields the server and the page's address, with its token.
 
     Args:
         run: whose directory need not be there yet.
-        address: to listen on. For any but this machine's own a token is needed.
+        address: to listen on. On any but this machine's own one cannot look without the token.
         port: 0: any that is free.
-        token: empty: one is made where it is needed.
+        token: the page's token, without which one cannot look, either; empty: one is made.
 
     Raises:
         UserError: nothing can listen there.
     """
-    if not token and not is_loopback(address):
-        token = secrets.token_urlsafe(24)
-    server = HttpServer(address, port, Pages(Feed(run), token))
+    is_private = bool(token) or not is_loopback(address)
+    token = token or secrets.token_urlsafe(24)
+    server = HttpServer(address, port, Pages(Feed(run), token, is_private=is_private))
     try:
         host = f"[{address}]" if ":" in address else address
-        yield server, f"http://{host}:{server.port}/" + (f"?token={token}" if token else "")
+        yield server, f"http://{host}:{server.port}/?token={token}"
     finally:
         server.close()
 

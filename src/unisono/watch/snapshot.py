@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from unisono.watch.controls import Controls
 from unisono.watch.feed import Feed, Stage
 from unisono.watch.learner_state import LearnerState
 from unisono.watch.slowness import SlowLearner, compared
@@ -24,10 +25,12 @@ def snapshot(feed: Feed) -> dict[str, Any]:
     }
     ordered = sorted(live.learners.values(), key=lambda each: (not each.is_here, each.number))
     total = live.examples
+    actions, why_none = Controls(feed).offered()
     return {
         "name": feed.run.path.resolve().name,
         "stage": stage.value,
         "reason": live.failure,
+        "stopped": live.stop_requested and live.progress < 1,
         "simulated": live.simulated,
         "lines": live.lines,
         "time": time,
@@ -50,6 +53,8 @@ def snapshot(feed: Feed) -> dict[str, Any]:
         "learners": [_row(each, time, total, speeds, by_number) for each in ordered],
         "malformed": feed.malformed,
         "behind": feed.is_behind,
+        "actions": actions,
+        "why_none": why_none,
     }
 
 
@@ -92,7 +97,7 @@ def _row(
         "exchanging": shares.exchanging,
     }
     if not learner.is_here:
-        return row | {"gone": learner.gone, "reason": learner.reason}
+        return row | {"gone": learner.gone, "reason": learner.reason, "removed": learner.removed}
     heard = learner.heard if learner.silent_since is None else learner.silent_since
     return row | {
         "beside": max(0.0, learner.exchanging(time) - shares.others - shares.exchanging),
@@ -100,6 +105,7 @@ def _row(
         "seen_s": max(0.0, time - heard),
         "silent": learner.silent_since is not None,
         "slow": learner.number in slow,
+        "removed": learner.removed,
         "doing": learner.doing,
         "doing_s": time - learner.doing_since if learner.doing else 0.0,
     }

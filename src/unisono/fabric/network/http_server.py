@@ -22,6 +22,8 @@ MOST_CONNECTIONS = 64
 """Connections at a time; more are refused."""
 STALL_S = 10.0
 """Seconds after which a client that sends no request, or takes nothing, is given up."""
+LONGEST_BODY = 4096
+"""Bytes of a request's body; what is longer is not read."""
 _LAST_S = 1.0
 """Seconds that streams have to send their last part when the server is closed."""
 
@@ -37,12 +39,14 @@ class HttpRequest:
         path: without the query.
         query: the last value of each name.
         headers: names in lower case.
+        body: what came with it, at most ``LONGEST_BODY`` bytes.
     """
 
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
             parts.path,
             dict(parse_qsl(parts.query)),
             {name.lower(): value for name, value in self.headers.items()},
+            self._read_body(),
         )
         try:
             with self.server.one_at_a_time:
@@ -196,6 +201,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
         else:
             self._send_stream(response.stream)
+
+    def _read_body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > LONGEST_BODY:
+            return b""
+        return self.rfile.read(int(length))
 
     def _send_stream(self, part: Callable[[], bytes | None]) -> None:
         with self.server.streaming():

@@ -1,0 +1,71 @@
+"""What people ask of a run while it runs, and the file by which its coordinator hears of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from unisono.fabric.files import AppendFile
+
+
+class Action(Enum):
+    """What can be asked."""
+
+    ADD = "add"
+    """A learner more; whoever starts learners has done it, and the coordinator tells of it."""
+    REMOVE = "remove"
+    """A learner leaves before the end."""
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+    """The run ends after its next checkpoint."""
+
+
+@dataclass(frozen=True)
+class Requested:
+    """Somebody has asked for something; the requests of a run are numbered from 1."""
+
+    number: int
+    action: Action
+    learner: int | None = None
+
+
+class Requests(Protocol):
+    """Where a coordinator finds what it is asked."""
+
+    def since(self, count: int) -> list[Requested]:
+        """All but the first so many requests."""
+        ...
+
+
+class RequestFile:
+    """Requests, a line each, in a file that outlives a coordinator: one process appends to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = 0
+        self._requests: list[Requested] = []
+
+    def append(self, action: Action, learner: int | None = None) -> None:
+        """Adds a request."""
+        file = AppendFile(self._path)
+        file.append(json.dumps({"action": action.value, "learner": learner}).encode() + b"\n")
+        file.close()
+
+    def since(self, count: int) -> list[Requested]:
+        """All but the first so many; the file is read only if it has grown."""
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return []
+        if size != self._size:
+            whole, _, _ = self._path.read_bytes().rpartition(b"\n")
+            lines = [json.loads(line) for line in whole.splitlines()]
+            self._requests = [
+                Requested(number, Action(line["action"]), line["learner"])
+                for number, line in enumerate(lines, 1)
+            ]
+            self._size = size
+        return self._requests[count:]

@@ -1,0 +1,58 @@
+"""What the live page can ask of a run: it is handed on to the process that has started the run."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from unisono.fabric.local.request_socket import send_request
+from unisono.watch.feed import Feed, Stage
+
+PATIENCE_S = 8.0
+"""Seconds that a run has to answer."""
+
+
+class Controls:
+    """Where a run takes requests, if it does."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def offered(self) -> tuple[list[str], str]:
+        """The names of the requests that the run takes now, and, where there are none, why."""
+        if self._feed.live.simulated:
+            return [], "the run is simulated"
+        if self._feed.stage in (Stage.FINISHED, Stage.FAILED):
+            return [], "the run has ended"
+        note = self._note()
+        if not note:
+            return [], "only unisono train on one machine takes requests"
+        if note["host"] != platform.node():
+            return [], f"the run takes requests on its own machine alone: {note['host']}"
+        return note["actions"], ""
+
+    def ask(self, action: str, learner: int | None) -> dict[str, Any]:
+        """Asks the run; the answer has what to say under ``text``, and whether it was ``done``."""
+        actions, why = self.offered()
+        if action not in actions:
+            return {"done": False, "text": why or "this run cannot be asked for that"}
+        request = {"action": action, "learner": learner}
+        try:
+            return send_request(Path(self._note()["socket"]), request, PATIENCE_S)
+        except PermissionError:
+            return {"done": False, "text": "another user has started the run"}
+        except (OSError, KeyError):
+            return {"done": False, "text": "the run does not answer: has it ended?"}
+
+    def _note(self) -> dict[str, Any]:
+        try:
+            note = json.loads(self._feed.run.control.read_bytes())
+            return {
+                "socket": str(note["socket"]),
+                "host": str(note["host"]),
+                "actions": [str(action) for action in note["actions"]],
+            }
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
