@@ -1,4 +1,4 @@
-"""Every strategy passes the shipped suite; by default with about 500 random schedules with faults."""
+"""Every strategy passes the shipped suite, with about 500 random schedules with faults in all."""
 
 from __future__ import annotations
 
