@@ -22,6 +22,7 @@ from unisono.coordinator.messages import (
     Failed,
     Idle,
     Join,
+    Leased,
     Mismatch,
     Operation,
     Outdated,
@@ -65,12 +66,51 @@ def test_every_operation_has_a_handler(kind: type) -> None:
     assert handler(kind) is not handler(object)
 
 
-def test_a_assignment_waits_for_all_who_are_expected() -> None:
+def test_a_assignment_waits_until_all_have_said_what_they_come_with() -> None:
     desk = Desk(expected=2)
     desk.enrol(0)
     assert desk.tell(0, RequestAssignment(None, patient=True), reply="answers") == []
     outputs = desk.tell(1, Join("here"), reply="answers")
-    assert [type(answer) for answer in answers(outputs)] == [Admitted, Assigned]
+    assert [type(answer) for answer in answers(outputs)] == [Admitted]
+    # Who dies before it has said it is waited for no longer.
+    assert [type(answer) for answer in answers(desk.lose(1))] == [Assigned]
+
+
+def test_static_sharding_spares_those_who_begin_with_the_donors_state() -> None:
+    desk = Desk(expected=4)
+    for number, digest in enumerate(["same", "same", "other", "same"]):
+        desk.enrol(number, digest=digest, total=40)
+    first = assignment(desk, 2)
+    assert isinstance(first, Assigned)
+    assert first.assignment.donor == learner(0)
+    assert first.assignment.newcomers == (learner(2),)
+    # Who comes when training has begun needs its state, whatever it comes with.
+    desk.enrol(5, digest="same", total=40)
+    later = desk.call(0, RequestAssignment(1, patient=False))
+    assert isinstance(later, Assigned) and later.assignment.newcomers == (learner(5),)
+
+
+def test_without_a_digest_nobody_is_spared() -> None:
+    desk = two(digest="")
+    found = assignment(desk, 0)
+    assert isinstance(found, Assigned) and found.assignment.newcomers == (learner(1),)
+
+
+def test_dynamic_sharding_spares_those_who_begin_with_the_donors_state() -> None:
+    desk = Desk(expected=4)
+    for number, digest in enumerate(["same", "same", "other", "same"]):
+        desk.enrol(number, digest=digest, sharding=Sharding.DYNAMIC)
+    assert donor(desk.call(0, Enter())) is None
+    assert donor(desk.call(1, Enter())) is None
+    assert donor(desk.call(2, Enter())) == learner(0)
+    assert desk.call(2, StateReceived(0)) == Entered()
+    # Those who are in have one state, whoever is left of them and with whatever it came.
+    desk.lose(0)
+    desk.lose(1)
+    assert donor(desk.call(3, Enter())) is None
+    assert isinstance(desk.call(2, RequestLease(1, patient=False)), Leased)
+    desk.enrol(5, digest="same", sharding=Sharding.DYNAMIC)
+    assert donor(desk.call(5, Enter())) == learner(2)
 
 
 def test_everybody_gets_the_same_assignment() -> None:

@@ -128,6 +128,21 @@ def test_vectors_compute_as_written() -> None:
     assert a.tensor.tolist() == [1.0, 2.0, 3.0]
 
 
+def test_vectors_are_equal_by_their_bytes() -> None:
+    vector = TensorVector(torch.tensor([0.0, 1.0, float("nan")]))
+    same = vector.copy()
+    assert vector.equals(same) and vector.digest() == same.digest()
+    for other in ([-0.0, 1.0, float("nan")], [0.0, 1.0], [0.0, 1.0, 2.0]):
+        different = TensorVector(torch.tensor(other))
+        assert not vector.equals(different) and vector.digest() != different.digest()
+    assert len(vector.digest()) == 32
+
+
+def test_sizes_begin_alike_and_are_never_known_to_be_equal() -> None:
+    assert SizeVector(7).digest() == SizeVector(7).digest() != SizeVector(8).digest()
+    assert not SizeVector(7).equals(SizeVector(7))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_value_that_is_not_finite_is_seen(value: float) -> None:
     vector = TensorVector.zeros(1000)

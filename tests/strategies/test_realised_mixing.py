@@ -19,7 +19,9 @@ from unisono.strategies.mixing import Mixing, NeighbourMixing, ring
 BATCH = 4
 
 
-def train(strategy: Any, learners: int, latency: float) -> tuple[LoopsRun, Counter[int]]:
+def train(
+    strategy: Any, learners: int, latency: float, spread: float = 0.0
+) -> tuple[LoopsRun, Counter[int]]:
     """40 minibatches a learner of one second each, and how many each has trained."""
     data = TensorDataset(
         torch.randn(BATCH * 40 * learners, 5), torch.randn(BATCH * 40 * learners, 1)
@@ -35,7 +37,13 @@ def train(strategy: Any, learners: int, latency: float) -> tuple[LoopsRun, Count
                 learner.step(nn.functional.mse_loss(model(x), y))
                 steps[learner.number] += 1
 
-    return run_loops(loop, learners=learners, network=SimulatedNetwork(latency=latency)), steps
+    run = run_loops(
+        loop,
+        learners=learners,
+        spread=dict.fromkeys(range(learners), spread),
+        network=SimulatedNetwork(latency=latency),
+    )
+    return run, steps
 
 
 @pytest.mark.parametrize("learners", [4, 8])
@@ -75,7 +83,7 @@ def test_half_of_the_exchanges_shrink_the_distance_half_as_fast(mixing: Mixing) 
 
 
 def test_a_neighbour_whose_model_is_on_its_way_is_not_due_for_another() -> None:
-    run, steps = train(ADPSGD(every=BATCH), 4, 0.9)
+    run, steps = train(ADPSGD(every=BATCH), 4, 0.9, spread=0.3)
     told = [e for e in run.events if e["event"] == "exchanges"]
     assert sum(e["due"] for e in told) == 2 * steps.total()
     # A model comes back after 1.8 s, unless the neighbour's own was on its way already.

@@ -52,9 +52,17 @@ class Desk:
         assert isinstance(answer, request.answers())
         return cast("A", answer)
 
-    def enrol(self, number: int, incarnation: int = 0, **fields: Any) -> Opened | Mismatch:
+    def enrol(
+        self, number: int, incarnation: int = 0, digest: str = "", **fields: Any
+    ) -> Opened | Mismatch:
         """Joins and opens."""
         self.call(number, Join("here"), incarnation=incarnation)
+        return self.open(number, incarnation, digest, **fields)
+
+    def open(
+        self, number: int, incarnation: int = 0, digest: str = "", **fields: Any
+    ) -> Opened | Mismatch:
+        """Says what is to be trained, and which state it comes with."""
         usual: dict[str, Any] = {
             "total": 12,
             "sharding": Sharding.STATIC,
@@ -64,7 +72,7 @@ class Desk:
             "fingerprint": "the same",
         }
         job = Job(**(usual | fields))
-        return self.call(number, Open(job, (), 0), incarnation=incarnation)
+        return self.call(number, Open(job, (), 0, digest), incarnation=incarnation)
 
     def lose(self, number: int, incarnation: int = 0) -> list[Output]:
         """The service declares a learner dead."""

@@ -182,6 +182,25 @@ def test_time_alone_is_the_time_of_a_run(small: Path, hosts: Path, tmp_path: Pat
     assert [row["strategy"] for row in timings] == ["solo", "averaging", "server"]
 
 
+def test_averages_between_hosts_travel_in_int8(small: Path, hosts: Path, tmp_path: Path) -> None:
+    """As in `unisono train`; what was decided is in the run's configuration, and is told."""
+    two = tmp_path / "two.toml"
+    two.write_text(HOSTS.replace("learners = 2", "count = 2"))
+    sent: dict[str, int] = {}
+    for name, file in (("one", hosts), ("two", two)):
+        out = tmp_path / name
+        named = "averaging,averaging:precision=float32,averaging:precision=int8"
+        simulate(small, "--strategies", named, "--hosts", file, "--epochs", 1, "--out", out)
+        run = RunDirectory(out / "averaging-0")
+        sent[name] = run.read_summary().bytes_sent
+        precision = "int8" if name == "two" else "float32"
+        same = RunDirectory(out / f"averaging+precision={precision}-0")
+        assert sent[name] == same.read_summary().bytes_sent
+        assert run.read_config().strategy.get("precision", "float32") == precision
+        assert f"precision={precision}" in run.read_metrics()[0]["lines"][0]
+    assert sent["two"] < 0.4 * sent["one"]
+
+
 def test_time_alone_needs_no_data(hosts: Path, tmp_path: Path) -> None:
     common = ["--strategies", "averaging", "--timing", "--hosts", hosts, "--out", tmp_path / "out"]
     with pytest.raises(UserError, match="--minibatches N and --parameters N, or"):

@@ -38,6 +38,8 @@ class DynamicSharding:
         """Who has the run's parameters."""
         self._first: Address | None = None
         """The first of them."""
+        self._begun_by: Address | None = None
+        """Whose own state the run began with."""
         self._entering: dict[Address, Command] = {}
         self._donors: dict[Address, Address] = {}
         """Who was told to send its state, by newcomer."""
@@ -117,8 +119,12 @@ class DynamicSharding:
                 continue
             if who in run.restored and not run.pool.counts.committed:
                 donor = None  # It comes with its own part of the run's state.
-            elif donor is None and who != may_begin:
-                continue
+            elif donor is None:
+                if who != may_begin:
+                    continue
+                self._begun_by = who
+            elif self._is_alike(who):
+                donor = None
             del self._entering[who]
             run.delivery.answer(command, EntryGranted(donor))
             if donor is None:
@@ -126,6 +132,11 @@ class DynamicSharding:
             else:
                 self._donors[who] = donor
                 run.direct(donor, SendState(who))
+
+    def _is_alike(self, who: Address) -> bool:
+        """Whether a newcomer has come with the state of all others: nobody has trained yet."""
+        began = self._begun_by
+        return not self._leasing and began is not None and self._run.begins_like(who, began)
 
     # Leases.
 

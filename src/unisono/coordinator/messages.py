@@ -104,7 +104,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class EntryGranted:
-    """Who sends the newcomer its state; None: it begins with what it has."""
+    """Who sends the newcomer its state; None: it has the run's state already."""
 
     donor: Address | None
 
@@ -183,6 +183,8 @@ class Open(Request[Opened | Mismatch]):
     job: Job
     committed: Ranges
     round: int
+    digest: str = ""
+    """Of the state that it comes with: who begins with the same needs no donor."""
 
 
 @dataclass(frozen=True)

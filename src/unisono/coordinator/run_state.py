@@ -43,7 +43,8 @@ class RunState:
         self.first_round = 0
         self.restored: set[Address] = set()
         """Who has come with the state of the checkpoint from which the run goes on."""
-        self.opened: set[Address] = set()
+        self.opened: dict[Address, str] = {}
+        """Who has said what it wants to train, with the digest of the state that it came with."""
         self.trained_before: set[Address] = set()
         """Who trained something in an earlier incarnation, by its address without that."""
         self.leader: Address | None = None
@@ -85,6 +86,11 @@ class RunState:
         fresh = [a for a in self.learners if a._replace(incarnation=0) not in self.trained_before]
         first = min(fresh, default=None)
         return first if first in candidates else None
+
+    def begins_like(self, who: Address, other: Address) -> bool:
+        """Whether two learners came with the same state."""
+        digest = self.opened.get(who, "")
+        return bool(digest) and digest == self.opened.get(other)
 
     def share(self, round_: int) -> int:
         """Minibatches a learner from a round on."""

@@ -172,7 +172,7 @@ class State(RunState):
             reason = f"the learners differ in {self.job.differences(job)}"
             self.delivery.answer(command, Mismatch(reason))
             return
-        self.opened.add(command.who)
+        self.opened[command.who] = operation.digest
         if operation.round == self.first_round > 0:
             self.restored.add(command.who)
         self.delivery.answer(command, Opened(is_new))

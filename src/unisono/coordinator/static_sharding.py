@@ -59,9 +59,8 @@ class StaticSharding:
     def advance(self) -> None:
         """Answers requests; the first one for an assignment that is not made yet makes it."""
         run = self._run
-        goes_on = run.first_round > 0 and not self._assignments
-        if goes_on and any(a not in run.opened for a in run.learners):
-            return  # who has joined says next whether it has the state of the run already
+        if not self._assignments and any(a not in run.opened for a in run.learners):
+            return  # who has joined says next which state it comes with
         for who, (request, command) in sorted(self._requests.items(), key=lambda item: item[0]):
             number = request.number
             if number is None:
@@ -91,6 +90,8 @@ class StaticSharding:
         donor = old[0] if old else run.first_donor(newcomers)
         if donor is None:
             return
+        if last is None and not old:
+            newcomers = [a for a in newcomers if not run.begins_like(a, donor)]
         first = last.first + last.rounds if last else run.sync_rounds.resolved
         share = run.share(first)
         assignment = run.pool.assign(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import Enum
 from typing import Any, Protocol
 
@@ -86,6 +87,14 @@ class Vector(Protocol):
         """Whether no value is infinite or not a number."""
         ...
 
+    def equals(self, other: Any) -> bool:
+        """Whether both are known to hold the same bytes."""
+        ...
+
+    def digest(self) -> str:
+        """The same for vectors of the same bytes, and for no others."""
+        ...
+
     def norm(self) -> float:
         """The Euclidean length."""
         ...
@@ -168,6 +177,15 @@ class TensorVector:
         """
         return bool(torch.isfinite(self.tensor.sum()))
 
+    def equals(self, other: TensorVector) -> bool:
+        """Whether both hold the same bytes: 0 and -0 are two values here."""
+        return torch.equal(self.tensor.view(torch.uint8), other.tensor.view(torch.uint8))
+
+    def digest(self) -> str:
+        """A hash of the bytes, 128 bits long."""
+        data = self.tensor.view(torch.uint8).numpy().data
+        return hashlib.blake2b(data, digest_size=16).hexdigest()
+
     def norm(self) -> float:
         """The Euclidean length."""
         return float(torch.linalg.vector_norm(self.tensor))
@@ -227,6 +245,14 @@ class SizeVector:
     def finite(self) -> bool:
         """Always."""
         return True
+
+    def equals(self, other: SizeVector) -> bool:
+        """Never: values that nobody knows may differ."""
+        return False
+
+    def digest(self) -> str:
+        """The size: models of a simulation begin alike."""
+        return f"{self.count} x {self.itemsize}"
 
     def norm(self) -> float:
         """Nothing: there are no values."""

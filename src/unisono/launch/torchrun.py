@@ -23,6 +23,7 @@ from unisono.learner.ranks import Rank
 from unisono.learner.uncaught import say_once
 from unisono.runs.directory import RunDirectory
 from unisono.runs.summary import Summary
+from unisono.training.link_precision import decide_link_precision
 from unisono.training.train import check, conclude, made, note_start
 from unisono.training.worker import Worker
 
@@ -60,6 +61,8 @@ def _lead(
     with ExitStack() as stack:
         try:
             check(config)
+            several = not rank.one_machine
+            config = decide_link_precision(config, out, resume=resume, several_hosts=several)
             run = stack.enter_context(made(out, config, resume=resume))
         except UserError as error:
             meeting.tell({"error": str(error)})

@@ -399,6 +399,7 @@ class Learner:
             announce=feed.announce,
             window=feed.window,
             metrics="" if self._checkpoints is None else str(self._checkpoints / METRICS),
+            single=self.learners == 1,
             machine=(self._placement.host, self._storage.device),
         )
 

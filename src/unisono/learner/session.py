@@ -103,10 +103,17 @@ class Session(Generic[T]):
             alone=round(self._round_plan.alone * self._task.total),
         )
         committed = merge(self._task.committed)
-        answer = self.client.call(Open(job, committed, self._task.sync_round), "session")
+        opening = Open(job, committed, self._task.sync_round, self._digest())
+        answer = self.client.call(opening, "session")
         if isinstance(answer, Mismatch):
             raise UserError(answer.reason)
         return answer.new
+
+    def _digest(self) -> str:
+        """Of what a donor would send at the start of a run; empty: there is nothing to compare."""
+        if self._task.single or self._task.sync_round > 0:
+            return ""
+        return self.replica.export(optimizer=self.participant.optimizer_travels).digest()
 
     def leave(self) -> None:
         """Says goodbye once nothing of this learner is uncommitted."""

@@ -41,5 +41,7 @@ class Task(Generic[T]):
     """Minibatches between ``announce`` and ``load``, while the pool has any."""
     metrics: str = ""
     """A file for the run's events, if nobody else has one for them."""
+    single: bool = False
+    """Whether there is no other learner, which might begin with the same state."""
     machine: tuple[str, str] = ("", "")
     """Host and device, for the run's events."""

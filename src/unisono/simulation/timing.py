@@ -114,7 +114,8 @@ class Timing:
     Attributes:
         strategy: its name with its options.
         learners: how many.
-        seconds: virtual, from when the first learners are all there to the last one leaving.
+        seconds: virtual, from when the first learners are all there, before they have the model,
+            to the last one leaving.
         computing: share of the time that the learners were there.
         waiting: share of that time, for others and for minibatches.
         staleness: mean over updates; None where none was noted.
@@ -203,9 +204,8 @@ def time_strategy(
         )
         stepper, began = session.stepper, fabric.now()
         try:
-            session.join()
-            began = fabric.now()
             begun.append(began)
+            session.join()
             while (found := stepper.next()) is not None:
                 computing = fabric.now()
                 fabric.compute(lambda: None, placement.cost)

@@ -8,6 +8,7 @@ its learner as a ``Replica`` and the others through the fabric; it never touches
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,12 @@ class StateBundle:
 
     plain: dict[str, Any] = field(default_factory=dict)
     vectors: dict[str, Vector] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """The same for equal states, and for no others."""
+        parts = [repr(sorted(self.plain.items()))]
+        parts += [f"{name} {vector.digest()}" for name, vector in sorted(self.vectors.items())]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 class Updater(Protocol):
@@ -195,7 +202,14 @@ class Replica(Protocol):
 
 
 class Participant:
-    """One learner's part in a strategy. The hooks do nothing unless a strategy overrides them."""
+    """One learner's part in a strategy. The hooks do nothing unless a strategy overrides them.
+
+    A learner that begins a run with the same parameters as the first one gets no state of it: what
+    a participant is made with must be the same for all.
+    """
+
+    optimizer_travels = False
+    """Whether a newcomer needs the optimizer state of the others, too."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica

@@ -126,15 +126,19 @@ class Marks:
     total: int
     learners: int
     rate: float
+    alike: bool = False
+    """Whether learners begin with the same parameters, and need no state of each other."""
 
     @property
     def dimension(self) -> int:
-        """A coordinate for each position and each life of each learner."""
-        return self.total * self.learners * INCARNATIONS
+        """A coordinate for each position and each life of each learner, and one for its number."""
+        return self.total * self.learners * INCARNATIONS + 1
 
     def start(self, number: int) -> torch.Tensor:
-        """No marks."""
-        return torch.zeros(self.dimension, dtype=torch.float64)
+        """No marks; the last coordinate is the learner's number, unless all begin alike."""
+        start = torch.zeros(self.dimension, dtype=torch.float64)
+        start[-1] = 0 if self.alike else number
+        return start
 
     def load(self, position: int) -> torch.Tensor:
         """The position itself."""
@@ -146,9 +150,9 @@ class Marks:
         """The mark of this position in this incarnation."""
         gradient = torch.zeros_like(x)
         incarnation = who.number * INCARNATIONS + who.incarnation
-        gradient.view(self.total, -1)[int(data), incarnation] = -1 / self.rate
+        gradient[:-1].view(self.total, -1)[int(data), incarnation] = -1 / self.rate
         return gradient
 
     def read(self, consensus: NDArray[np.float64]) -> NDArray[np.float64]:
         """The marks as a table: a row a position, a column a life."""
-        return consensus.reshape(self.total, -1)
+        return consensus[:-1].reshape(self.total, -1)

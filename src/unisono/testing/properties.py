@@ -178,10 +178,11 @@ def check_commits(
 ) -> None:
     """Without faults: each minibatch is trained once, and is in everybody's consensus once."""
     total = learners * _share(make) * 3 + 1
-    marks = Marks(total, learners, _RATE)
-    run = on(strategy=make(), learners=learners, total=total, loss=marks, rate=_RATE).run()
-    assert len(run.survivors) == learners, "not all learners came to the end"
-    _check_end(run, marks, make, promises, calm=True)
+    for alike in (False, True):
+        marks = Marks(total, learners, _RATE, alike)
+        run = on(strategy=make(), learners=learners, total=total, loss=marks, rate=_RATE).run()
+        assert len(run.survivors) == learners, "not all learners came to the end"
+        _check_end(run, marks, make, promises, calm=True)
 
 
 def check_contraction(make: Make, *, promises: Promises = PLAIN) -> None:
@@ -297,7 +298,7 @@ def draw_scenario(make: Make, seed: int, *, faults: bool) -> Scenario:
     trouble = draw_faults(source, learners, 1.5 * total / learners + 2) if faults else []
     slowness = {source.randrange(learners): 5.0} if source.random() < 0.4 else {}
     # Somebody may come late: one learner more than the run begins with.
-    marks = Marks(total, learners + 1, _RATE)
+    marks = Marks(total, learners + 1, _RATE, alike=seed % 2 == 1)
     cluster = ToyCluster(
         strategy=make(),
         learners=learners,

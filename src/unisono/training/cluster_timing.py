@@ -18,6 +18,7 @@ from unisono.simulation.timeline import NotedNetwork, Timeline
 from unisono.simulation.timing import OnCompute, Timing, time_strategy
 from unisono.training.builders import shape_of, strategy_of
 from unisono.training.compare_variants import ComparisonRun
+from unisono.training.link_precision import with_link_precision
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def time_run(
         on_compute: told of each minibatch that was computed.
         timeline: in its place, takes what the learners do.
     """
-    config = job.config
+    config = with_link_precision(job.config, several_hosts=len(hosts.host) > 1)
     places = hosts.places
     network = HostNetwork(hosts) if timeline is None else NotedNetwork(hosts, timeline)
     timing = time_strategy(

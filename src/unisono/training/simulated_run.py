@@ -17,6 +17,7 @@ from unisono.simulation.disturbances import disturbances_of
 from unisono.simulation.hosts import Hosts
 from unisono.simulation.network import HostNetwork
 from unisono.training.display import Display
+from unisono.training.link_precision import with_link_precision
 from unisono.training.train import conclude, made, note_start
 from unisono.training.worker import Simulated, Worker
 
@@ -43,6 +44,7 @@ def simulate_run(
     Raises:
         UserError: bad input, or a run that failed.
     """
+    config = with_link_precision(config, several_hosts=len(hosts.host) > 1)
     if path.exists():
         shutil.rmtree(path)
     simulated = Simulated(virtual_now, sources)

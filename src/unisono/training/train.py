@@ -49,6 +49,7 @@ from unisono.training.display import PARENT_SHOWS, Display, EventReaders
 from unisono.training.divergence import Recovery
 from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
+from unisono.training.link_precision import decide_link_precision
 from unisono.training.model_card import write_model_card
 from unisono.training.precision import check_precision
 from unisono.training.rates import make_schedule
@@ -82,6 +83,8 @@ def train(
     if config.cluster:
         with entered(config.cluster) as ray:
             config = _with_threads(config, ray)
+            several = len({node.host for node in living_nodes(ray)}) > 1
+            config = decide_link_precision(config, out, resume=resume, several_hosts=several)
             return _train_with(partial(_train_on_cluster, ray), config, out.resolve(), resume, None)
     began = now() if began is None else began
     if config.learner_range[1] == 1:

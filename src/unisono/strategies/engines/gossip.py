@@ -41,7 +41,7 @@ from unisono.strategies.engines.gossip_messages import (
 )
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.pair_codec import PairCodec
-from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
+from unisono.strategies.engines.state_transfer import receive_state, send_state
 from unisono.strategies.engines.work_reports import WorkReports
 
 
@@ -170,7 +170,7 @@ class GossipParticipant(Participant):
         return kept
 
     def _receive_state(self, donor: Address) -> None:
-        bundle = receive_bundle(self.fabric, donor)
+        (bundle,) = receive_state(self.fabric, donor, 1)
         notes = from_plain(NewcomerNotes, bundle.plain).notes
         self.replica.take_over(bundle)
         self.fabric.post(PORT, TookOver(notes))
@@ -266,7 +266,7 @@ class GossipParticipant(Participant):
         model, notes = self._take_model()
         try:
             plain = to_plain(NewcomerNotes(notes))
-            send_bundle(self.fabric, newcomer, StateBundle(plain, {"parameters": model}))
+            send_state(self.fabric, newcomer, StateBundle(plain, {"parameters": model}))
         except Gone:
             return
 

@@ -39,7 +39,7 @@ from unisono.strategies.engines.server_messages import (
 )
 from unisono.strategies.engines.shard_store import ShardStore
 from unisono.strategies.engines.shards import Run, bounds, runs
-from unisono.strategies.engines.state_transfer import send_bundle
+from unisono.strategies.engines.state_transfer import send_state
 from unisono.strategies.engines.witness import Witness
 
 UNSENT = "unsent"
@@ -183,6 +183,7 @@ class ServerAgent:
                 bound=0 if push.decided else self._settings.bound,
                 passed=self._passed,
                 base=self._shard_store.pull_codec.base(run, who),
+                initial=self._shard_store.is_initial(run),
             )
             piece = None if push.update is None else push.update.slice(*self._span(run))
             if piece is not None and who != self._fabric.address:
@@ -202,7 +203,6 @@ class ServerAgent:
             return
         del push.sent[run]
         if isinstance(reply, Pulled):
-            assert message.vector is not None
             if push.update is not None:
                 span = self._span(run)
                 travelled = message.sender != self._fabric.address
@@ -294,13 +294,14 @@ class ServerAgent:
         return self._client.tell(Commit({owner: note}))
 
     def _welcome(self, newcomer: Address) -> None:
-        state = NewcomerState(tuple(self._shard_store.copies), tuple(sorted(self.witness.gone)))
+        store = self._shard_store
+        gone = tuple(sorted(self.witness.gone))
+        state = NewcomerState(tuple(store.copies), store.began, gone)
         bundle = self._replica.export(optimizer=False)
         parameters = bundle.vectors["parameters"]
-        parameters.slice(0, len(self._shard_store.model)).assign(self._shard_store.model)
+        parameters.slice(0, len(store.model)).assign(store.model)
         try:
-            send_bundle(self._fabric, newcomer, bundle)
-            send_bundle(self._fabric, newcomer, StateBundle(to_plain(state)))
+            send_state(self._fabric, newcomer, bundle, StateBundle(to_plain(state)))
         except Gone:
             return
 

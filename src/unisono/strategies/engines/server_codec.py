@@ -66,17 +66,24 @@ class PullCodec:
         """For the holder: the answer's number, whether it is a difference, and the vector."""
         if self._precision is Precision.FLOAT32:
             return 0, False, values
-        self._answers += 1
         number, known = self._sent.get((to, run), (0, values))
         if number == 0 or number != base:
-            self._sent[to, run] = (self._answers, values.copy())
-            return self._answers, False, values
+            return self.agree(to, run, values), False, values
         change = values.copy()
         change.add(known, -1.0)
         coded = change.encoded(self._precision)
         known.add(coded.decoded(self._precision, known))
+        self._answers += 1
         self._sent[to, run] = (self._answers, known)
         return self._answers, True, coded
+
+    def agree(self, to: Address, run: Run, values: Vector) -> int:
+        """For the holder: the number of an answer after which the learner has these values."""
+        if self._precision is Precision.FLOAT32:
+            return 0
+        self._answers += 1
+        self._sent[to, run] = (self._answers, values.copy())
+        return self._answers
 
     def forget(self) -> None:
         """The members have changed, and with them who holds what: all begin anew."""
@@ -92,12 +99,14 @@ class PullCodec:
         part: Vector,
         run: Run,
         answer: tuple[Address, int],
-        vector: Vector,
+        vector: Vector | None,
         *,
         difference: bool,
     ) -> None:
-        """For the learner: brings its copy of a run up to date."""
-        if difference:
+        """For the learner: brings its copy of a run up to date; without a vector it is."""
+        if vector is None:
+            pass
+        elif difference:
             part.add(vector.decoded(self._precision, part))
         else:
             part.assign(vector)

@@ -8,7 +8,7 @@ from unisono.coordinator.directives import Directive
 from unisono.coordinator.output import STRATEGY
 from unisono.fabric import Address, MembersChanged, Rejected, TypedPort
 from unisono.pool.ranges import Ranges
-from unisono.strategies.engines.shards import Copy, Run
+from unisono.strategies.engines.shards import Age, Copy, Run
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class PushPiece:
     """The last checkpoint that its learner has passed."""
     base: int
     """The answer that its learner's copy of the run comes from; see ``server_codec``."""
+    initial: bool
+    """Whether that copy is the model with which the run began."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Show:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A run of shards; the push was applied."""
+    """A run of shards; the push was applied. Without the vector: the learner's copy is the same."""
 
     run: Run
     number: int
@@ -82,11 +84,13 @@ class CopiesWanted:
 
     run: Run
     view: int
+    ages: tuple[Age, ...]
+    """Of the copies that it has: only later ones need to be sent."""
 
 
 @dataclass(frozen=True)
 class Copies:
-    """What the sender has of a run of shards."""
+    """What the sender has of a run of shards; with the vector if any of it is later."""
 
     run: Run
     copies: tuple[Copy, ...]
@@ -110,6 +114,8 @@ class NewcomerState:
     """What a newcomer gets beside its donor's vectors."""
 
     copies: tuple[Copy, ...]
+    initial: bool
+    """Whether what it gets of shards of version 0 is the model with which the run began."""
     gone: tuple[Address, ...]
 
 

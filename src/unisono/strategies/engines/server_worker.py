@@ -26,7 +26,7 @@ from unisono.strategies.engines.server_messages import (
     PushReady,
 )
 from unisono.strategies.engines.shard_store import ShardStore
-from unisono.strategies.engines.state_transfer import receive_bundle
+from unisono.strategies.engines.state_transfer import receive_state
 
 
 class ServerParticipant(Participant):
@@ -225,7 +225,9 @@ class ServerParticipant(Participant):
         return kept
 
     def _receive_state(self, donor: Address) -> None:
-        self.replica.take_over(receive_bundle(self.fabric, donor))
-        state = from_plain(NewcomerState, receive_bundle(self.fabric, donor).plain)
+        learner, own = receive_state(self.fabric, donor, 2)
+        self.replica.take_over(learner)
+        state = from_plain(NewcomerState, own.plain)
         self._shard_store.copies = list(state.copies)
+        self._shard_store.began = state.initial
         self._agent.witness.gone.update(state.gone)

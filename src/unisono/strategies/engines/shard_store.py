@@ -77,6 +77,8 @@ class ShardStore:
         self._begun = False
         self.copies = [Copy() for _ in range(shards)]
         """What ``model`` is a copy of."""
+        self.began = True
+        """Whether what it is of shards of version 0 is the model with which the run began."""
         self._known = [Copy(generation=-1) for _ in range(shards)]
         self.holds_back: Callable[[PushPiece], bool] = lambda push: False
         """Whether a push must wait, whatever shard it is for."""
@@ -99,7 +101,11 @@ class ShardStore:
             self._part(self._values, (shard, shard + 1)).assign(vector)
         self.change_view()
 
-    def take(self, pulled: Pulled, sender: Address, vector: Vector) -> None:
+    def is_initial(self, run: Run) -> bool:
+        """Whether ``model`` has a run of shards as the run of learners began."""
+        return self.began and all(self.copies[shard].version == 0 for shard in range(*run))
+
+    def take(self, pulled: Pulled, sender: Address, vector: Vector | None) -> None:
         """Takes newer values of a run over into ``model``."""
         part, answer = self._part(self.model, pulled.run), (sender, pulled.answer)
         self.pull_codec.take(part, pulled.run, answer, vector, difference=pulled.difference)
@@ -231,8 +237,9 @@ class ShardStore:
                 part = self._part(self.model, (shard, shard + 1))
                 self._part(self._values, (shard, shard + 1)).assign(part)
         for run in runs(new, self._count, members):
+            ages = tuple(self._known[shard].age for shard in range(*run))
             for member in others:
-                if not self._send(member, PORT, CopiesWanted(run, view.version)):
+                if not self._send(member, PORT, CopiesWanted(run, view.version, ages)):
                     for shard in range(*run):
                         self._asked[shard].discard(member)
         self._complete()
@@ -263,6 +270,7 @@ class ShardStore:
         """The inverse of ``export``; before ``begin``."""
         state = from_plain(ServerState, bundle.plain)
         self.copies = list(state.copies)
+        self.began = False
         for number, shard in state.held.items():
             self._known[number] = shard.copy
             self._kept_values[number] = bundle.vectors[f"{number}.values"]
@@ -290,16 +298,16 @@ class ShardStore:
         if self._early(wanted.view):
             return False
         first, last = wanted.run
-        low, _ = bounds((first, last), self._count, len(self.model))
-        vector = self._part(self.model, (first, last)).copy()
-        copies = self.copies[first:last]
-        for place, shard in enumerate(range(first, last)):
-            newest = self._newest(shard)
-            if newest is not copies[place]:
-                copies[place] = newest
-                start, stop = bounds((shard, shard + 1), self._count, len(self.model))
-                vector.slice(start - low, stop - low).assign(self._values.slice(start, stop))
-        self._send(message.sender, PORT, Copies(wanted.run, tuple(copies)), vector)
+        copies = tuple(self._newest(shard) for shard in range(first, last))
+        vector = None
+        if any(copy.age > age for copy, age in zip(copies, wanted.ages, strict=True)):
+            low, _ = bounds((first, last), self._count, len(self.model))
+            vector = self._part(self.model, (first, last)).copy()
+            for copy, shard in zip(copies, range(first, last), strict=True):
+                if copy is not self.copies[shard]:
+                    start, stop = bounds((shard, shard + 1), self._count, len(self.model))
+                    vector.slice(start - low, stop - low).assign(self._values.slice(start, stop))
+        self._send(message.sender, PORT, Copies(wanted.run, copies), vector)
         self._note_given(wanted.run)
         return True
 
@@ -335,11 +343,14 @@ class ShardStore:
             self._apply(push, sender, update)
         message.release()
         copies = tuple(self._shards[s].copy for s in range(*run))
-        answer, difference = 0, False
-        if not here:
-            answer, difference, values = self.pull_codec.answer(sender, run, push.base, values)
+        same = push.initial and all(copy.version == 0 for copy in copies)
+        answer, difference, vector = 0, False, None if same else values
+        if not here and same:
+            answer = self.pull_codec.agree(sender, run, values)
+        elif not here:
+            answer, difference, vector = self.pull_codec.answer(sender, run, push.base, values)
         reply = Pulled(run, push.number, stale, copies, answer, difference)
-        self._send(sender, PORT, reply, values)
+        self._send(sender, PORT, reply, vector)
         if not here:
             self._note_given(run)
         return True

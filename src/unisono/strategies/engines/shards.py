@@ -11,6 +11,8 @@ from unisono.strategies.base import StateBundle, Updater
 
 Run = tuple[int, int]
 """Shards ``first`` to ``last - 1``, which lie side by side."""
+Age = tuple[int, int]
+"""Generation and version of a copy."""
 
 
 def holder(shard: int, shards: int, members: Sequence[Address]) -> Address:
@@ -50,9 +52,14 @@ class Copy:
     generation: int = 0
     """The view with which its holder began: one who was presumed dead may still apply pushes."""
 
+    @property
+    def age(self) -> Age:
+        """Later states of the shard compare as greater."""
+        return self.generation, self.version
+
     def newer_than(self, other: Copy) -> bool:
         """Whether this is the later state of the shard."""
-        return (self.generation, self.version) > (other.generation, other.version)
+        return self.age > other.age
 
     def twin(self) -> Copy:
         """Another that does not change with this one."""

@@ -5,43 +5,61 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.fabric import Address, Fabric, TypedPort
+from unisono.fabric import Address, Fabric, TypedPort, Vector
 from unisono.strategies.base import StateBundle
 
 
 @dataclass(frozen=True)
 class StateHead:
-    """A bundle's plain values, and the names of the vectors that follow."""
+    """A bundle's plain values, and where its vectors are found."""
 
     plain: dict[str, Any]
-    vectors: tuple[str, ...]
+    vectors: dict[str, int]
+    """By name: which of the vectors that are sent it is, those of bundles before included."""
 
 
 @dataclass(frozen=True)
 class StateVector:
-    """One of a bundle's vectors."""
+    """One of the vectors, by its number."""
 
-    name: str
+    number: int
 
 
 PORT: TypedPort[StateHead | StateVector] = TypedPort("welcome", StateHead | StateVector)
 
 
-def send_bundle(fabric: Fabric, to: Address, bundle: StateBundle) -> None:
-    """Sends plain values, then the vectors one by one."""
-    fabric.send(to, PORT, StateHead(bundle.plain, tuple(bundle.vectors)))
-    for name, vector in bundle.vectors.items():
-        fabric.send(to, PORT, StateVector(name), vector)
+def send_state(fabric: Fabric, to: Address, *bundles: StateBundle) -> None:
+    """Sends bundles; vectors that are equal go once."""
+    sent: list[Vector] = []
+    for bundle in bundles:
+        known = len(sent)
+        places = {name: _place(vector, sent) for name, vector in bundle.vectors.items()}
+        fabric.send(to, PORT, StateHead(bundle.plain, places))
+        for number in range(known, len(sent)):
+            fabric.send(to, PORT, StateVector(number), sent[number])
 
 
-def receive_bundle(fabric: Fabric, from_: Address) -> StateBundle:
-    """The inverse."""
-    head = fabric.receive(PORT, from_).body
-    assert isinstance(head, StateHead)
-    bundle = StateBundle(plain=dict(head.plain))
-    for name in head.vectors:
-        message = fabric.receive(PORT, from_)
-        assert message.vector is not None and message.body == StateVector(name)
-        bundle.vectors[name] = message.vector.copy()
-        message.release()
-    return bundle
+def receive_state(fabric: Fabric, from_: Address, count: int) -> list[StateBundle]:
+    """The inverse, of so many bundles."""
+    bundles: list[StateBundle] = []
+    received: list[Vector] = []
+    for _ in range(count):
+        head = fabric.receive(PORT, from_).body
+        assert isinstance(head, StateHead)
+        while len(received) <= max(head.vectors.values(), default=-1):
+            message = fabric.receive(PORT, from_)
+            assert message.vector is not None and message.body == StateVector(len(received))
+            received.append(message.vector.copy())
+            message.release()
+        vectors = {name: received[place].copy() for name, place in head.vectors.items()}
+        bundles.append(StateBundle(dict(head.plain), vectors))
+    return bundles
+
+
+def _place(vector: Vector, sent: list[Vector]) -> int:
+    """Where a vector is among those that are sent; one that is not there is added."""
+    for number, other in enumerate(sent):
+        if len(vector) == len(other) and vector.equals(other):
+            return number
+    sent.append(vector)
+    return len(sent) - 1

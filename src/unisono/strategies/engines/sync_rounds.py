@@ -45,7 +45,7 @@ from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWo
 from unisono.strategies.engines.collective import Aborted, Collective
 from unisono.strategies.engines.error_feedback import Residuals
 from unisono.strategies.engines.joining import join_dynamic
-from unisono.strategies.engines.state_transfer import receive_bundle, send_bundle
+from unisono.strategies.engines.state_transfer import receive_state, send_state
 from unisono.strategies.selection import AllModels, Candidate, Selection
 
 
@@ -109,8 +109,6 @@ class SyncParticipant(Participant):
     report_every = 1
     staleness = 0
     """Updates between a gradient's parameters and its use."""
-    optimizer_travels = False
-    """Whether a newcomer needs the donor's optimizer state, too."""
     selection: Selection = AllModels()
     """Whose contributions go into the mean."""
 
@@ -373,14 +371,13 @@ class SyncParticipant(Participant):
         Residuals.load(own.vectors)  # stay here
         own.plain["sync"] = to_plain(SyncState(self.rounds, tuple(sorted(self._excluded))))
         try:
-            send_bundle(self.fabric, newcomer, learner)
-            send_bundle(self.fabric, newcomer, own)
+            send_state(self.fabric, newcomer, learner, own)
         except Gone:
             return
 
     def _receive_state(self, donor: Address) -> None:
-        self.replica.take_over(receive_bundle(self.fabric, donor))
-        bundle = receive_bundle(self.fabric, donor)
+        learner, bundle = receive_state(self.fabric, donor, 2)
+        self.replica.take_over(learner)
         state = from_plain(SyncState, bundle.plain.pop("sync"))
         self.rounds = state.rounds
         self._excluded = set(state.excluded)
