@@ -219,6 +219,20 @@ def test_one_who_trained_in_an_earlier_life_may_not() -> None:
     assert not desk.state.orphaned
 
 
+def test_one_who_trained_since_the_checkpoint_gets_the_state_of_another() -> None:
+    """It comes back with the round of the checkpoint, but not with its state any more."""
+    desk = Desk(2)
+    fields = {"sharding": Sharding.DYNAMIC, "pace": ((0, 1),)}
+    for number in (0, 1):
+        desk.enrol(number, round_=3, **fields)
+    for number in (0, 1):
+        assert donor(desk.call(number, Enter())) is None
+    desk.call(1, RequestLease(1, patient=False))
+    desk.lose(1)
+    desk.enrol(1, incarnation=1, round_=3, **fields)
+    assert donor(desk.call(1, Enter(), incarnation=1)) == learner(0)
+
+
 def test_nobody_may_once_something_is_committed() -> None:
     desk = two()
     for number in (0, 1):

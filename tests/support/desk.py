@@ -53,14 +53,14 @@ class Desk:
         return cast("A", answer)
 
     def enrol(
-        self, number: int, incarnation: int = 0, digest: str = "", **fields: Any
+        self, number: int, incarnation: int = 0, digest: str = "", round_: int = 0, **fields: Any
     ) -> Opened | Mismatch:
         """Joins and opens."""
         self.call(number, Join("here"), incarnation=incarnation)
-        return self.open(number, incarnation, digest, **fields)
+        return self.open(number, incarnation, digest, round_, **fields)
 
     def open(
-        self, number: int, incarnation: int = 0, digest: str = "", **fields: Any
+        self, number: int, incarnation: int = 0, digest: str = "", round_: int = 0, **fields: Any
     ) -> Opened | Mismatch:
         """Says what is to be trained, and which state it comes with."""
         usual: dict[str, Any] = {
@@ -72,7 +72,7 @@ class Desk:
             "fingerprint": "the same",
         }
         job = Job(**(usual | fields))
-        return self.call(number, Open(job, (), 0, digest), incarnation=incarnation)
+        return self.call(number, Open(job, (), round_, digest), incarnation=incarnation)
 
     def lose(self, number: int, incarnation: int = 0) -> list[Output]:
         """The service declares a learner dead."""

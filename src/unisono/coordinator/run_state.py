@@ -74,6 +74,10 @@ class RunState:
         """Dynamic sharding without sync rounds: others may have the work of the dead."""
         return self.is_dynamic and self.job is not None and not self.job.commits_by_round
 
+    def is_fresh(self, who: Address) -> bool:
+        """Whether a learner has trained nothing in an earlier life that was returned since."""
+        return who._replace(incarnation=0) not in self.trained_before
+
     def first_donor(self, candidates: Collection[Address]) -> Address | None:
         """Who may begin with its own parameters when nobody living has the run's.
 
@@ -83,8 +87,7 @@ class RunState:
         """
         if self.pool.counts.committed:
             return None
-        fresh = [a for a in self.learners if a._replace(incarnation=0) not in self.trained_before]
-        first = min(fresh, default=None)
+        first = min(filter(self.is_fresh, self.learners), default=None)
         return first if first in candidates else None
 
     def begins_like(self, who: Address, other: Address) -> bool:

@@ -173,7 +173,7 @@ class State(RunState):
             self.delivery.answer(command, Mismatch(reason))
             return
         self.opened[command.who] = operation.digest
-        if operation.round == self.first_round > 0:
+        if operation.round == self.first_round > 0 and self.is_fresh(command.who):
             self.restored.add(command.who)
         self.delivery.answer(command, Opened(is_new))
 
