@@ -42,7 +42,7 @@ from unisono.runs.tracking import Tracking, find_tracker
 from unisono.strategies.base import describe
 from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
-from unisono.training.builders import committed_examples, open_data, shape_of
+from unisono.training.builders import choose_device, committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.display import PARENT_SHOWS, Display, EventReaders
 from unisono.training.divergence import Recovery
@@ -52,7 +52,7 @@ from unisono.training.model_card import write_model_card
 from unisono.training.precision import check_precision
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
-from unisono.training.worker import Worker, choose_device
+from unisono.training.worker import Worker
 
 Watch = Callable[[dict[str, Any]], None]
 """Looks at the events of a run; raises ``Diverged``."""

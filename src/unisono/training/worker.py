@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 from torch.nn import functional
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice
+from unisono.config import Config
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.service import PATIENCE
 from unisono.data import ChunkSource, FrameSource, Part
@@ -32,15 +32,23 @@ from unisono.learner.learner import Learner
 from unisono.learner.placement import LEARNER, find_placement
 from unisono.learner.uncaught import install
 from unisono.models import build
-from unisono.optim import NaturalGradientSGD, Schedule, Switched, bound_steps
+from unisono.optim import NaturalGradientSGD, Schedule, Switched
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
-from unisono.training.builders import examples_in, open_data, shape_of, source_of, strategy_of
+from unisono.training.builders import (
+    choose_device,
+    examples_in,
+    make_optimizer,
+    open_data,
+    shape_of,
+    source_of,
+    strategy_of,
+)
 from unisono.training.display import PARENT_SHOWS, show
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
-from unisono.training.kaldi.recipe import KaldiRecipe, decay_of
+from unisono.training.kaldi.recipe import KaldiRecipe
 from unisono.training.precision import autocast, choose_precision
-from unisono.training.rates import folds_momentum, make_schedule
+from unisono.training.rates import make_schedule
 from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
 from unisono.verbosity import log_to_terminal
@@ -55,17 +63,6 @@ STATISTICS = 50
 log = logging.getLogger("unisono")
 
 
-def choose_device(config: Config, number: int) -> torch.device:
-    """The learner's device; learners share the GPUs in turn."""
-    if config.device is DeviceChoice.CPU:
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", number % torch.cuda.device_count())
-    if config.device is DeviceChoice.CUDA:
-        raise UserError("device is cuda, but torch finds no GPU here; use --set device=cpu")
-    return torch.device("cpu")
-
-
 def schedule_of(config: Config) -> Schedule:
     """The schedule of a run; that of a solo run while one learner trains alone at the start."""
     schedule = make_schedule(config)
@@ -76,25 +73,6 @@ def schedule_of(config: Config) -> Schedule:
         config.model_copy(update={"learners": "1", "optimizer": config.chosen_optimizer})
     )
     return Switched(first=solo, until=alone, rest=schedule)
-
-
-def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """The optimizer that the configuration names."""
-    decay = decay_of(config)
-    if config.chosen_optimizer is OptimizerChoice.ADAMW:
-        return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
-    momentum = 0.0 if folds_momentum(config) else config.rate.momentum
-    if config.chosen_optimizer is OptimizerChoice.NG_SGD:
-        options = config.natural_gradient.model_dump()
-        bound = options.pop("max_change_output")
-        natural = NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
-        natural.param_groups[-1]["max_change"] = bound  # the output layer is the last of all
-        return natural
-    plain = torch.optim.SGD(
-        model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
-    )
-    bound_steps(plain, config.rate.max_change)
-    return plain
 
 
 def checkpoint_interval(config: Config, epoch: int) -> int:
