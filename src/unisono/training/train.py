@@ -46,6 +46,7 @@ from unisono.training.builders import choose_device, committed_examples, open_da
 from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.display import PARENT_SHOWS, Display, EventReaders
 from unisono.training.divergence import Recovery
+from unisono.training.helpers import check_processes
 from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.model_card import write_model_card
@@ -205,6 +206,7 @@ def check(config: Config) -> None:
         check_precision(config.precision, choose_device(config, 0))
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
+    check_processes(config)
     prep = open_data(config)
     shape_of(config, prep)
     if config.validation.wanted and not prep.frames_of(Part.HELDOUT):
@@ -221,7 +223,7 @@ def check(config: Config) -> None:
             "smaller minibatches"
         )
     if not config.cluster:
-        check_memory(learners)
+        check_memory(learners, config.processes_per_learner)
         require_files(learners)
 
 
@@ -271,7 +273,7 @@ def _train_together(
     watch: Watch,
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
-    warn_of_crowd(config.first_learners)
+    warn_of_crowd(config.first_learners, config.processes_per_learner)
     with Display(prints_scores=True) as display:
         outcome = Launch(
             command=command + (["--resume"] if resume else []),
@@ -281,7 +283,7 @@ def _train_together(
             metrics=run.metrics,
             respawn=config.respawn,
             forks=forks,
-            threads=config.threads_per_learner(os.cpu_count() or 1),
+            threads=config.threads_per_process(os.cpu_count() or 1),
             say=display.say,
             on_turn=EventReaders(run.metrics, display, watch),
             environment={PARENT_SHOWS: "1"},

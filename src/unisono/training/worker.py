@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.config import Config
@@ -45,6 +45,7 @@ from unisono.training.builders import (
     strategy_of,
 )
 from unisono.training.display import PARENT_SHOWS, show
+from unisono.training.helpers import Helpers
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
 from unisono.training.kaldi.recipe import KaldiRecipe
 from unisono.training.precision import autocast, choose_precision
@@ -103,8 +104,9 @@ class Simulated:
 class Worker:
     """Trains the model of a run's configuration, as one of its learners.
 
-    ``local_number`` is this learner's place among the ``local_count`` on its machine, where others
-    are elsewhere. With ``simulated`` it prints nothing, and keeps no checkpoints.
+    ``local_number`` is this learner's place among those on its machine; there are ``local_count``
+    of them where others are elsewhere. With ``simulated`` it prints nothing, and keeps no
+    checkpoints.
     """
 
     def __init__(
@@ -120,11 +122,17 @@ class Worker:
         self._simulated = simulated
         self._resume = resume
         self._config = run.read_config()
-        beside = local_count or self._config.learner_range[1]
+        size = self._config.processes_per_learner
+        beside = (local_count or self._config.learner_range[1]) * size
         cores = max(1, (os.cpu_count() or 1) // beside)
         bound = len(os.sched_getaffinity(0))  # Open MPI gives a process one core
-        torch.set_num_threads(self._config.threads or min(cores, bound))
-        self._device = choose_device(self._config, local_number)
+        threads = self._config.threads or min(cores, bound)
+        place = local_number * size
+        self._helpers: Helpers | None = None
+        if size > 1:
+            self._helpers = Helpers(run, self._config, find_placement().number, place, threads)
+        torch.set_num_threads(threads)
+        self._device = choose_device(self._config, place)
         self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
@@ -156,8 +164,12 @@ class Worker:
             Diverged: this learner's steps or parameters are not finite.
         """
         try:
+            if self._helpers is not None:
+                self._helpers.join(self._model, self._device, self._precision)
             self._learn()
         finally:
+            if self._helpers is not None:
+                self._helpers.close()
             if self._validator is not None:
                 self._validator.close()
 
@@ -190,16 +202,15 @@ class Worker:
             resume=self._resume,
             log=self._run.log(find_placement().number),
             quiet=True,
+            reduce_gradients=(lambda: None) if self._helpers is None else self._helpers.reduce,
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
             for x, y in learner.draw(self._train, config.epochs, minibatch):
                 rules.begin(learner)
                 for some, states in rules.parts(x.to(self._device), y.to(self._device)):
-                    with autocast(self._precision, self._device):
-                        logits = self._model(some).flatten(0, -2)
-                        loss = functional.cross_entropy(logits, states.flatten())
-                    rules.note(loss, len(logits))
+                    loss = self._loss(some, states, optimizer)
+                    rules.note(loss, states.numel())
                     learner.step(loss)
                 rules.end(learner)
                 epoch_ends = learner.every(examples=epoch)
@@ -208,6 +219,14 @@ class Worker:
                     train = epoch_ends or every >= epoch
                     self._validate(learner, self._validator, due and learner.progress < 1, train)
             self._end(learner, rules)
+
+    def _loss(self, x: Tensor, states: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+        """The mean over the frames of a minibatch."""
+        if self._helpers is not None:
+            return self._helpers.loss(x, states, optimizer)
+        with autocast(self._precision, self._device):
+            logits = self._model(x).flatten(0, -2)
+            return functional.cross_entropy(logits, states.flatten())
 
     def _source(self, part: Part) -> FrameSource | ChunkSource:
         known = {} if self._simulated is None else self._simulated.sources
@@ -231,11 +250,13 @@ class Worker:
         config = self._config
         parameters = sum(p.numel() for p in self._model.parameters())
         epochs = counted(config.epochs, "epoch")
+        processes = config.processes_per_learner
         lines = [
             *learner.describe(),
             f"schedule  {self._schedule.describe()}",
             f"model     {config.model}, {parameters:,} parameters",
             f"device    {self._device}, computing in {self._precision.value}",
+            *([f"processes {processes} a learner"] if processes > 1 else []),
             *([f"initial   the model of {config.init}"] if config.init else []),
             f"optimizer {config.chosen_optimizer.value}",
             f"data      {self._prep.frames_of(Part.TRAIN):,} frames, {epochs}",
@@ -344,7 +365,9 @@ def main() -> None:
     log_to_terminal()
     with exit_on_error():
         try:
-            Worker(RunDirectory.open(options.run), resume=options.resume).run()
+            number = int(os.environ.get(LEARNER, "0"))
+            run = RunDirectory.open(options.run)
+            Worker(run, resume=options.resume, local_number=number).run()
         # The process that started this one says what it does about a run that diverges.
         except Diverged:
             sys.exit(DIVERGED)

@@ -1,0 +1,198 @@
+"""A super-learner's process 0: it is the learner, and has helpers compute its minibatches with it.
+
+Coordinator, strategy, leases, checkpoints and optimizer know process 0 alone. In each step it sends
+the helpers its parameters and their slices of the minibatch, and gets the sum of all gradients:
+
+    broadcast parameters -> forward and backward of a slice each -> reduce gradients -> strategy
+
+The two together move as many bytes as an all-reduce of the gradients would, and whatever the
+strategy, a roll-back or a checkpoint has written into the parameters is in the next step of all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unisono.config import ComputePrecision, Config
+from unisono.errors import ProcessLost, UserError
+from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
+from unisono.learner.placement import DIRECTORY
+from unisono.runs.directory import RunDirectory
+from unisono.training import helper
+from unisono.training.builders import choose_device, examples_in
+from unisono.training.inner_group import (
+    GroupBroken,
+    InnerGroup,
+    SharedModel,
+    Step,
+    count_labels,
+    slice_loss,
+    slice_rows,
+)
+
+PATIENCE = 10
+"""How many times `timeout_s` process 0 waits for a helper within a step."""
+_LOOK_S = 0.05
+_GRACE_S = 4.0
+
+
+def check_processes(config: Config) -> None:
+    """Refuses learners of several processes where they cannot be had.
+
+    Raises:
+        UserError: on a cluster, on too few GPUs, or for minibatches that cannot be sliced.
+    """
+    size = config.processes_per_learner
+    if size == 1:
+        return
+    if config.cluster:
+        raise UserError(
+            "--processes-per-learner is not for Ray clusters: start the run without --cluster, or "
+            "with one process a learner"
+        )
+    examples = examples_in(config, config.minibatch)
+    if examples < 2 * size:
+        raise UserError(
+            f"{size} processes a learner need minibatches of {2 * size} examples or more, and "
+            f"minibatch={config.minibatch} has {examples}: use fewer processes"
+        )
+    found = torch.cuda.device_count()
+    if choose_device(config, 0).type == "cuda" and found < size:
+        raise UserError(
+            f"{size} processes a learner need a GPU each, and torch finds {found}: use fewer, or "
+            "--set device=cpu"
+        )
+
+
+class Helpers:
+    """The further processes of a learner, started and ended with it.
+
+    Made first of all in a process, which may then be forked; ``join`` comes when the model is
+    there. The kernel kills a helper when process 0 dies, however that happens.
+
+    Args:
+        run: the run.
+        config: its configuration.
+        learner: the number of the learner.
+        place: that of process 0 among the processes of its machine; helpers have the next ones.
+        threads: of each helper.
+    """
+
+    def __init__(
+        self, run: RunDirectory, config: Config, learner: int, place: int, threads: int
+    ) -> None:
+        self._learner = learner
+        self._size = config.processes_per_learner
+        self._timeout = timedelta(seconds=PATIENCE * config.timeout_s)
+        # In the launcher's folder nothing is left behind by a process 0 that is killed.
+        self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=os.environ.get(DIRECTORY)))
+        self._group: InnerGroup | None = None
+        self._children = ChildProcesses()
+        command = [sys.executable, "-m", helper.__name__, str(run.path), str(self._store)]
+        # One thread: it is a fork itself, or has not computed anything yet.
+        fork = not torch.cuda.is_available() and torch.get_num_threads() == 1
+        for rank in range(1, self._size):
+            numbers = [str(number) for number in (learner, rank, place + rank, threads)]
+            self._children.start(self._name(rank), [*command, *numbers], {}, fork=fork)
+
+    def join(self, model: nn.Module, device: torch.device, precision: ComputePrecision) -> None:
+        """Waits for the helpers, and meets them in a process group.
+
+        Raises:
+            UserError: a helper cannot start; it has said why.
+            ProcessLost: a helper was killed.
+        """
+        self._model, self._precision = model, precision
+        self._dropouts = helper.dropouts_of(model)
+        missing = {self._folder / helper.ready(rank) for rank in range(1, self._size)}
+        while missing:
+            self._check(self._children.wait(_LOOK_S))
+            missing = {file for file in missing if not file.exists()}
+        try:
+            self._group = InnerGroup(self._store, 0, self._size, device, self._timeout)
+        except GroupBroken as broken:
+            raise self._reason(broken) from None
+        self._shared = SharedModel(model, self._group)
+
+    def loss(self, x: Tensor, states: Tensor, optimizer: Optimizer) -> Tensor:
+        """The mean loss of a minibatch, whose backward pass is that of this process' slice.
+
+        Each call is followed by one of ``reduce``.
+
+        Raises:
+            ProcessLost: a helper was killed.
+        """
+        step = Step(
+            rows=slice_rows(len(x), self._size),
+            labels=count_labels(states),
+            inputs=tuple(x.shape[1:]),
+            targets=tuple(states.shape[1:]),
+            seed=int(torch.randint(2**31, ())),
+            dropout=tuple(layer.p for layer in self._dropouts),
+            restarted=not optimizer.state,
+        )
+        self._weight = step.weight(0)
+        group = self._group
+        assert group is not None
+        try:
+            group.announce(step)
+            self._shared.share()
+            own_x = group.send_slices(x, step.rows)
+            own_states = group.send_slices(states, step.rows)
+            own = slice_loss(self._model, own_x, own_states, step.labels, self._precision)
+            total = own.detach().clone()
+            group.add_up([total])
+        except GroupBroken as broken:
+            raise self._reason(broken) from None
+        return own + (total - own.detach())
+
+    def reduce(self) -> None:
+        """Adds the gradients of the helpers to those of this process.
+
+        Raises:
+            ProcessLost: a helper was killed.
+        """
+        try:
+            self._shared.add_up(self._weight)
+        except GroupBroken as broken:
+            raise self._reason(broken) from None
+
+    def close(self) -> None:
+        """Ends the helpers; they have nothing that would have to be kept."""
+        self._children.stop(_GRACE_S)
+        if self._group is not None:
+            self._group.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _store(self) -> Path:
+        return self._folder / "store"
+
+    def _name(self, rank: int) -> str:
+        return f"process {rank} of learner {self._learner}"
+
+    def _reason(self, broken: GroupBroken) -> UserError:
+        """Why the group is broken; it is not closed, which might wait for what is under way."""
+        self._group = None
+        try:
+            self._check(self._children.wait(_GRACE_S))
+        except UserError as reason:
+            return reason
+        return ProcessLost(
+            f"learner {self._learner}: its processes do not reach each other ({broken})"
+        )
+
+    def _check(self, ended: list[ChildExit]) -> None:
+        for one in ended:
+            if one.killed:
+                raise ProcessLost(f"{one.name} was lost ({one.how})")
+            raise UserError(f"{one.name} failed ({one.how}): its message is above")
