@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from unisono.data import Part
 from unisono.errors import UserError
 from unisono.learner.checkpoint_files import checkpoints
 from unisono.learner.learner import Learner
+from unisono.learner.placement import LEARNER
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory
-from unisono.training.builders import open_data, shape_of, source_of
+from unisono.training import worker
+from unisono.training.builders import choose_device, open_data, shape_of, source_of
 from unisono.training.helpers import check_processes
 from unisono.training.inner_group import slice_rows
 from unisono.training.simulation_plan import plan_simulation
@@ -198,10 +201,8 @@ def test_a_death_of_one_process_is_that_of_its_learner(
     command = start("train", prep, "--out", out, *sizes, *sets)
     until(lambda: lines_of(out / "logs" / "learner-1.log") > 5, what="learner 1 to train")
     helper = processes(command, "learner 1.1")[0]
-    descriptor = os.pidfd_open(helper)
     os.kill(processes(command, victim)[0], signal.SIGKILL)
     until(lambda: not Path(f"/proc/{helper}").exists(), what="the helper to be gone")
-    os.close(descriptor)
     until(lambda: lines_of(out / "logs" / "learner-2.log") > 5, what="learner 2 to train")
     assert command.wait() == 0, command.output()
     output = command.output()
@@ -212,6 +213,24 @@ def test_a_death_of_one_process_is_that_of_its_learner(
     assert (summary["learners_lost"], summary["learners_joined"]) == (1, 1)
     check_coverage(out, summary)
     assert not processes(command, "learner 0.1") and not processes(command, "learner 2.1")
+
+
+@pytest.mark.long
+def test_a_learner_alone_says_that_it_has_lost_a_process(
+    start: Start, prep: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    sets = [word for key in QUICK for word in ("--set", key)]
+    command = start(
+        "train", prep, "--out", out, "--processes-per-learner", 3, "--epochs", 99, *sets
+    )
+    until(lambda: lines_of(out / "logs" / "learner-0.log") > 5, what="steps")
+    others = [processes(command, f"learner 0.{rank}")[0] for rank in (1, 2)]
+    os.kill(others[1], signal.SIGKILL)
+    assert command.wait() == 2
+    line = "unisono: process 2 of learner 0 was lost (killed by SIGKILL); go on from a checkpoint"
+    assert command.output().splitlines()[-1].startswith(line)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
 
 
 @pytest.mark.long
@@ -228,7 +247,30 @@ def test_a_helper_that_is_stopped_is_not_waited_for_forever(
     assert "learner 1 was lost (one of its processes died)" in command.output()
 
 
-# Refused.
+# Placed, and refused.
+
+
+def test_learners_of_one_machine_take_its_gpus_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def note(run: object, *, resume: bool, local_number: int = 0) -> Any:
+        made.append(local_number)
+        raise UserError("that is all")
+
+    monkeypatch.setattr(worker, "Worker", note)
+    monkeypatch.setattr(worker, "name_process", lambda name: None)
+    monkeypatch.setattr(RunDirectory, "open", lambda path: None)
+    monkeypatch.setattr("sys.argv", ["worker", str(tmp_path)])
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)
+    monkeypatch.setenv(LEARNER, "3")
+    with pytest.raises(SystemExit):
+        worker.main()
+    assert made == [3]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device(Config(), 3) == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ from unisono.training.inner_group import (
 
 PATIENCE = 10
 """How many times `timeout_s` process 0 waits for a helper within a step."""
+START_S = 300.0
+"""Seconds that a helper has to start."""
 _LOOK_S = 0.05
 _GRACE_S = 4.0
 
@@ -76,30 +78,30 @@ def check_processes(config: Config) -> None:
 class Helpers:
     """The further processes of a learner, started and ended with it.
 
-    Made first of all in a process, which may then be forked; ``join`` comes when the model is
-    there. The kernel kills a helper when process 0 dies, however that happens.
+    The kernel kills a helper when process 0 dies, however that happens.
 
     Args:
         run: the run.
-        config: its configuration.
         learner: the number of the learner.
         place: that of process 0 among the processes of its machine; helpers have the next ones.
-        threads: of each helper.
     """
 
-    def __init__(
-        self, run: RunDirectory, config: Config, learner: int, place: int, threads: int
-    ) -> None:
+    def __init__(self, run: RunDirectory, learner: int, place: int) -> None:
+        config = run.read_config()
         self._learner = learner
         self._size = config.processes_per_learner
         self._timeout = timedelta(seconds=PATIENCE * config.timeout_s)
-        # In the launcher's folder nothing is left behind by a process 0 that is killed.
-        self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=os.environ.get(DIRECTORY)))
+        try:
+            # In the launcher's folder nothing is left behind by a process 0 that is killed.
+            folder = tempfile.mkdtemp(prefix="unisono-", dir=os.environ.get(DIRECTORY))
+        except OSError as error:
+            raise UserError(f"no temporary directory can be made: {error.strerror}") from None
+        self._folder = Path(folder)
         self._group: InnerGroup | None = None
         self._children = ChildProcesses()
         command = [sys.executable, "-m", helper.__name__, str(run.path), str(self._store)]
-        # One thread: it is a fork itself, or has not computed anything yet.
-        fork = not torch.cuda.is_available() and torch.get_num_threads() == 1
+        threads = torch.get_num_threads()
+        fork = threads == 1 and not torch.cuda.is_available()
         for rank in range(1, self._size):
             numbers = [str(number) for number in (learner, rank, place + rank, threads)]
             self._children.start(self._name(rank), [*command, *numbers], {}, fork=fork)
@@ -108,15 +110,12 @@ class Helpers:
         """Waits for the helpers, and meets them in a process group.
 
         Raises:
-            UserError: a helper cannot start; it has said why.
+            UserError: a helper cannot start.
             ProcessLost: a helper was killed.
         """
         self._model, self._precision = model, precision
         self._dropouts = helper.dropouts_of(model)
-        missing = {self._folder / helper.ready(rank) for rank in range(1, self._size)}
-        while missing:
-            self._check(self._children.wait(_LOOK_S))
-            missing = {file for file in missing if not file.exists()}
+        self._await_start()
         try:
             self._group = InnerGroup(self._store, 0, self._size, device, self._timeout)
         except GroupBroken as broken:
@@ -176,6 +175,14 @@ class Helpers:
     @property
     def _store(self) -> Path:
         return self._folder / "store"
+
+    def _await_start(self) -> None:
+        deadline = self._children.now() + START_S
+        for rank in range(1, self._size):
+            while not (self._folder / helper.ready(rank)).exists():
+                self._check(self._children.wait(_LOOK_S))
+                if self._children.now() > deadline:
+                    raise UserError(f"{self._name(rank)} has not started in {START_S:.0f} s")
 
     def _name(self, rank: int) -> str:
         return f"process {rank} of learner {self._learner}"

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from unisono.config import Config, dump
 from unisono.data import Part, Prep
-from unisono.errors import Diverged, UserError
+from unisono.errors import Diverged, ProcessLost, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.background import now
 from unisono.launch.coordinator_main import Events, outcome_of
@@ -256,6 +256,8 @@ def _train_alone(
         try:
             with at_placement(placement):
                 Worker(run, resume=resume).run()
+        except ProcessLost as lost:
+            raise UserError(f"{lost}; go on from a checkpoint with --resume") from None
         finally:
             events.close()
     if found:

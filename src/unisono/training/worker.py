@@ -126,13 +126,10 @@ class Worker:
         beside = (local_count or self._config.learner_range[1]) * size
         cores = max(1, (os.cpu_count() or 1) // beside)
         bound = len(os.sched_getaffinity(0))  # Open MPI gives a process one core
-        threads = self._config.threads or min(cores, bound)
-        place = local_number * size
+        torch.set_num_threads(self._config.threads or min(cores, bound))
+        self._place = local_number * size
         self._helpers: Helpers | None = None
-        if size > 1:
-            self._helpers = Helpers(run, self._config, find_placement().number, place, threads)
-        torch.set_num_threads(threads)
-        self._device = choose_device(self._config, place)
+        self._device = choose_device(self._config, self._place)
         self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
@@ -164,7 +161,8 @@ class Worker:
             Diverged: this learner's steps or parameters are not finite.
         """
         try:
-            if self._helpers is not None:
+            if self._config.processes_per_learner > 1:
+                self._helpers = Helpers(self._run, find_placement().number, self._place)
                 self._helpers.join(self._model, self._device, self._precision)
             self._learn()
         finally:
