@@ -26,7 +26,7 @@ from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory
 from unisono.training import worker
-from unisono.training.builders import choose_device, open_data, shape_of, source_of
+from unisono.training.builders import choose_device, open_data, shape_of, source_of, strategy_of
 from unisono.training.helpers import check_processes
 from unisono.training.inner_group import slice_rows
 from unisono.training.simulation_plan import plan_simulation
@@ -86,9 +86,19 @@ def test_three_processes_train_as_one(prep: Path, tmp_path: Path, sets: list[str
     assert_close(trained(tmp_path / "three", config), expected)
 
 
-def test_natural_gradients_are_the_means_of_those_of_the_slices(prep: Path, tmp_path: Path) -> None:
-    """Against two models in one process, each with Fisher estimates from its own slices."""
+@pytest.mark.parametrize("strategy", ["solo", "averaging"])
+def test_natural_gradients_are_the_means_of_those_of_the_slices(
+    prep: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Against two models in one process, each with Fisher estimates from its own slices.
+
+    Averaging, of one learner, restarts the estimates after each round.
+    """
     sets = ["optimizer=ng-sgd", "minibatch=97", "rate.schedule=constant", "rate.momentum=0.0"]
+    sets += [f"strategy.name={strategy}"]
+    if strategy == "averaging":
+        sets += ["strategy.every=970", "strategy.restart_optimizer=true"]
+        sets += ["strategy.sharding=static"]
     config = config_of(prep, *sets, processes=2)
     found = trained(tmp_path / "run", config)
     data = open_data(config)
@@ -100,6 +110,8 @@ def test_natural_gradients_are_the_means_of_those_of_the_slices(prep: Path, tmp_
     source = source_of(config, data, Part.TRAIN, model, None)
 
     def add_the_other() -> None:
+        if restarted:
+            hooks.restart_fisher()
         other.load_state_dict(model.state_dict())
         other.zero_grad()
         share(other, slice(first, None)).backward()
@@ -112,10 +124,16 @@ def test_natural_gradients_are_the_means_of_those_of_the_slices(prep: Path, tmp_
         return functional.cross_entropy(one(x[rows]), y[rows], reduction="sum") / len(x)
 
     with Learner(
-        model, optimizer, seed=config.seed, quiet=True, reduce_gradients=add_the_other
+        model,
+        optimizer,
+        strategy_of(config),
+        seed=config.seed,
+        quiet=True,
+        reduce_gradients=add_the_other,
     ) as learner:
         for minibatch in learner.draw(source, config.epochs, config.minibatch):
             first = (len(minibatch[0]) + 1) // 2
+            restarted = not optimizer.state
             learner.step(share(model, slice(first)))
     assert_close(found, model.state_dict())
 
