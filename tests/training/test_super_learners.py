@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +152,24 @@ def test_two_super_learners_train_as_two_learners(
     expected = trained(tmp_path / "one", config_of(prep, *sets, learners=learners))
     config = config_of(prep, *sets, learners=learners, processes=2)
     assert_close(trained(tmp_path / "two", config), expected)
+
+
+@pytest.mark.long
+def test_torchruns_processes_start_helpers(prep: Path, tmp_path: Path) -> None:
+    sets = ["minibatch=97", "optimizer=sgd", "strategy.sharding=static", "strategy.every=485"]
+    expected = trained(tmp_path / "one", config_of(prep, *sets, learners=2))
+    words = [word for key in [*QUICK, *sets] for word in ("--set", key)]
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "unisono"]
+    command += ["train", str(prep), "--out", "run", "--processes-per-learner", "2", *words]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--epochs", "1"],
+        cwd=tmp_path,
+        timeout=200,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_close(load_file(tmp_path / "run" / "model.safetensors"), expected)
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ class Helper:
         """Computes until process 0 ends it; returns when process 0 is gone."""
         while True:
             try:
-                self._compute(self._group.announce(None))
+                self._compute(self._group.next_step())
             except GroupBroken:
                 return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from unisono.config import ComputePrecision
 from unisono.data import UNLABELLED
+from unisono.fabric.codec import JSON, from_plain, to_plain
 from unisono.learner.storage import ModelStorage
 from unisono.training.precision import autocast
 
@@ -102,13 +104,19 @@ class InnerGroup:
                 timeout=timeout,
             )
 
-    def announce(self, step: Step | None) -> Step:
-        """Tells the helpers of a step; they give None, and get it, however long it takes."""
-        box = [step]
-        with _breaking():
-            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        assert box[0] is not None
-        return box[0]
+    def announce(self, step: Step) -> None:
+        """Process 0: tells the helpers of a step."""
+        text = JSON.encode(to_plain(step)).encode()
+        self.share([torch.tensor([len(text)])])
+        self.share([torch.frombuffer(bytearray(text), dtype=torch.uint8)])
+
+    def next_step(self) -> Step:
+        """A helper: waits for process 0, however long it takes."""
+        length = torch.zeros(1, dtype=torch.int64)
+        self.share([length])
+        text = torch.empty(int(length), dtype=torch.uint8)
+        self.share([text])
+        return from_plain(Step, json.loads(text.numpy().tobytes()))
 
     def share(self, tensors: Sequence[Tensor]) -> None:
         """All processes get the values that process 0 has."""
