@@ -19,7 +19,8 @@ from torch.nn import functional
 from support.commands import Command, check_coverage, lines_of, summary_of, until
 from unisono.config import Config, load
 from unisono.data import Part
-from unisono.errors import UserError
+from unisono.errors import ProcessLost, UserError
+from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.learner.checkpoint_files import checkpoints
 from unisono.learner.learner import Learner
 from unisono.learner.placement import LEARNER
@@ -28,8 +29,8 @@ from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory
 from unisono.training import worker
 from unisono.training.builders import choose_device, open_data, shape_of, source_of, strategy_of
-from unisono.training.helpers import check_processes
-from unisono.training.inner_group import slice_rows
+from unisono.training.helpers import Helpers, check_processes
+from unisono.training.inner_group import GroupBroken, slice_rows
 from unisono.training.simulation_plan import plan_simulation
 from unisono.training.train import train
 
@@ -282,6 +283,21 @@ def test_a_helper_that_is_stopped_is_not_waited_for_forever(
     os.kill(processes(command, "learner 1.1")[0], signal.SIGSTOP)
     assert command.wait() == 0, command.output()
     assert "learner 1 was lost (one of its processes died)" in command.output()
+
+
+def test_the_helper_that_was_killed_is_named_not_those_that_missed_it(
+    prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others leave with status 0 when it is gone, and may do so first."""
+    told = [[ChildExit("process 1", 0)], [ChildExit("process 2", -9), ChildExit("process 3", 0)]]
+    monkeypatch.setattr(ChildProcesses, "start", lambda *arguments, **how: None)
+    monkeypatch.setattr(ChildProcesses, "running", property(lambda self: ["process 2"]))
+    monkeypatch.setattr(ChildProcesses, "wait", lambda self, seconds: told.pop(0))
+    run = RunDirectory.create(tmp_path / "run", config_of(prep, processes=4), resume=False)
+    helpers = Helpers(run, 0, 0)
+    reason = helpers._reason(GroupBroken("Connection closed by peer"))
+    assert isinstance(reason, ProcessLost)
+    assert str(reason) == "process 2 was lost (killed by SIGKILL)"
 
 
 # Placed, and refused.
