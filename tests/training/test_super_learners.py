@@ -140,6 +140,14 @@ def test_natural_gradients_are_the_means_of_those_of_the_slices(
     assert_close(found, model.state_dict())
 
 
+def test_a_schedule_of_dropout_holds_for_helpers(prep: Path, tmp_path: Path) -> None:
+    """Kaldi's recipe: models are made with a share of 0.5, and each round begins with one of 0."""
+    sets = ["optimizer=sgd", "minibatch=97", "strategy.name=averaging", "strategy.every=1940"]
+    sets += ["recipe.enabled=true", "recipe.dropout=0,0@0.99,0.5", "recipe.combine=0"]
+    expected = trained(tmp_path / "one", config_of(prep, *sets))
+    assert_close(trained(tmp_path / "two", config_of(prep, *sets, processes=2)), expected)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["averaging", "allreduce", "server", "delay-by-one"])
 def test_two_super_learners_train_as_two_learners(
@@ -201,8 +209,11 @@ def test_a_killed_run_that_resumes_ends_with_the_same_bytes(
     assert command.wait() == 0, command.output()
     command = start("train", prep, "--out", broken, *words)
     until(lambda: bool(checkpoints(broken / "checkpoints")), what="a checkpoint")
+    helpers = [processes(command, f"learner {number}.1")[0] for number in (0, 1)]
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.wait()
+    for pid in helpers:
+        until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), what="a helper to be gone")
     assert not RunDirectory(broken).model.exists(), "the run was over before it was killed"
     resumed = start("train", "--out", broken, "--resume")
     assert resumed.wait() == 0, resumed.output()
