@@ -24,9 +24,9 @@ from unisono.config import ComputePrecision, Config, load
 from unisono.models import Takes, build, find
 from unisono.report.statistics import Estimate, estimate
 from unisono.runs.directory import RunDirectory
+from unisono.training.builders import choose_device, make_optimizer
 from unisono.training.precision import autocast
 from unisono.training.train import train
-from unisono.training.worker import choose_device, make_optimizer
 
 PRECISIONS = (ComputePrecision.FLOAT32, ComputePrecision.BFLOAT16)
 OPTIMIZERS = ("sgd", "ng-sgd")

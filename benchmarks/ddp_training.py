@@ -29,11 +29,10 @@ from unisono.fabric.local.background import now, process_start
 from unisono.models import build
 from unisono.runs.directory import write_atomically
 from unisono.training.bench_worker import end_process
-from unisono.training.builders import open_data, shape_of, source_of
+from unisono.training.builders import make_optimizer, open_data, shape_of, source_of
 from unisono.training.rates import make_schedule
 from unisono.training.validation import score
 from unisono.training.validator import TIMES_AN_EPOCH
-from unisono.training.worker import make_optimizer
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ from unisono.learner.learner import Learner
 from unisono.learner.placement import LaunchedProcess, SingleProcess, at_placement
 from unisono.models import build
 from unisono.runs.directory import RunDirectory
-from unisono.training.builders import shape_of, strategy_of
-from unisono.training.worker import Worker, make_optimizer
+from unisono.training.builders import make_optimizer, shape_of, strategy_of
+from unisono.training.worker import Worker
 
 WARM_UP_STEPS = 5
 

@@ -195,9 +195,9 @@ def test_defaults_that_depend_on_other_keys() -> None:
     assert Config(learners="8").start_rate == 0.025
     assert load(None, ["optimizer=adamw"], {}).start_rate == 0.0005
     assert load(None, ["rate.start=0.2"], {}).start_rate == 0.2
-    assert Config(learners="2").threads_per_learner(cores=9) == 4
-    assert Config(learners="4").threads_per_learner(cores=2) == 1
-    assert Config(threads=3, learners="4").threads_per_learner(cores=2) == 3
+    assert Config(learners="2").threads_per_process(cores=9) == 4
+    assert Config(learners="4").threads_per_process(cores=2) == 1
+    assert Config(threads=3, learners="4").threads_per_process(cores=2) == 3
 
 
 def test_flags_may_be_paths_and_choices() -> None:

@@ -41,3 +41,7 @@ class Diverged(UserError):  # noqa: N818
     def __init__(self, what: str) -> None:
         self.what = what.removesuffix(self._ADVICE)
         super().__init__(self.what + self._ADVICE)
+
+
+class ProcessLost(UserError):  # noqa: N818
+    """A further process of this learner was killed: the learner ends, and the others go on."""

@@ -11,8 +11,8 @@ from torch import nn
 
 from unisono.config import load
 from unisono.optim import NaturalGradientSGD
+from unisono.training.builders import make_optimizer
 from unisono.training.train import train
-from unisono.training.worker import make_optimizer
 
 
 def test_every_key_arrives() -> None:

@@ -63,6 +63,14 @@ def train(
             help="Learners, a process each: N, or MIN:MAX on a cluster.", show_default="1"
         ),
     ] = None,
+    processes_per_learner: Annotated[
+        int | None,
+        typer.Option(
+            metavar="P",
+            help="Processes that compute each learner's minibatches, a slice each.",
+            show_default="1",
+        ),
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(help="A Ray cluster: auto or ADDRESS.", show_default="this machine"),
@@ -117,6 +125,7 @@ def train(
         "init": None if init is None else str(init.resolve()),
         "strategy.name": strategy,
         "learners": learners if rank is None else learners or str(rank.count),
+        "processes_per_learner": processes_per_learner,
         "cluster": cluster,
         "model": model,
         "optimizer": optimizer,

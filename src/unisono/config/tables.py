@@ -319,8 +319,12 @@ class Config(ConfigTable):
     epochs: Positive = Field(default=3, description="passes over the training frames")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of parameters and order of data")
     minibatch: Positive = Field(default=256, description="frames a step of one learner")
+    processes_per_learner: Positive = Field(
+        default=1,
+        description="processes that compute each learner's minibatches, a slice each",
+    )
     threads: Count = Field(
-        default=0, description="cores a learner; 0: cores // learners, at least 1"
+        default=0, description="cores a process; 0: cores // processes of learners, at least 1"
     )
     device: DeviceChoice = Field(
         default=DeviceChoice.AUTO, strict=False, description="where learners compute"
@@ -409,6 +413,7 @@ class Config(ConfigTable):
         """The first learning rate, with the optimizer's default filled in."""
         return self.rate.start or DEFAULT_RATES[self.chosen_optimizer]
 
-    def threads_per_learner(self, cores: int) -> int:
-        """Returns how many cores each learner uses on a machine that runs them all."""
-        return self.threads or max(1, cores // self.learner_range[1])
+    def threads_per_process(self, cores: int) -> int:
+        """Returns how many cores each process uses on a machine that runs them all."""
+        processes = self.learner_range[1] * self.processes_per_learner
+        return self.threads or max(1, cores // processes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from unisono.coordinator.client import Abandoned
-from unisono.errors import Diverged
+from unisono.errors import Diverged, ProcessLost
 from unisono.learner.uncaught import one_line, say_once
 
 ABANDONED = 3
@@ -17,6 +17,9 @@ DIVERGED = 75
 """Exit status of a learner that has diverged: others may go on, and it may be replaced.
 
 It is ``EX_TEMPFAIL`` of sysexits.h, which a user's script hardly has for reasons of its own."""
+
+INCOMPLETE = 76
+"""Exit status of a learner that has lost one of its processes: as if it had been killed, too."""
 
 
 @contextmanager
@@ -35,4 +38,6 @@ def exit_on_error() -> Iterator[None]:
 def _status(error: Exception) -> int:
     if isinstance(error, Abandoned):
         return ABANDONED
+    if isinstance(error, ProcessLost):
+        return INCOMPLETE
     return DIVERGED if isinstance(error, Diverged) else FAILED

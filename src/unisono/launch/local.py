@@ -18,7 +18,7 @@ from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.fabric.local.stack_dump import take_stack_dump
 from unisono.launch.control import CHECKPOINT_TEXT, STACK, STOP_TEXT, Control
 from unisono.launch.coordinator_main import BEGAN, REQUESTS, read_outcome
-from unisono.launch.exit_codes import ABANDONED, DIVERGED
+from unisono.launch.exit_codes import ABANDONED, DIVERGED, INCOMPLETE
 from unisono.launch.respawn import Respawn
 from unisono.launch.room import check_memory
 from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT, stacks_file
@@ -54,11 +54,11 @@ class Outcome:
 class Launch:
     """N learners and a coordinator, as processes that live and die alone.
 
-    When a signal ends a learner, or it diverges alone, the others go on, and a new one with a
-    number of its own takes its place after a pause, as long as one is left to get the model from,
-    none has finished and the limit of ``respawn.py`` is not reached. One that ends with another
-    exit status than 0 has failed: all are asked to leave, and killed after ``GRACE_S`` seconds. The
-    coordinator is started again whenever it is killed.
+    When a signal ends a learner or one of its processes, or it diverges alone, the others go on,
+    and a new one with a number of its own takes its place after a pause, as long as one is left to
+    get the model from, none has finished and the limit of ``respawn.py`` is not reached. One that
+    ends with another exit status than 0 has failed: all are asked to leave, and killed after
+    ``GRACE_S`` seconds. The coordinator is started again whenever it is killed.
     """
 
     command: Sequence[str]
@@ -172,7 +172,7 @@ class Launch:
                         )
                     self.say(f"coordinator {ended.how}; started again")
                     self._start_coordinator(directory)
-                elif ended.killed or ended.status == DIVERGED:
+                elif ended.killed or ended.status in (DIVERGED, INCOMPLETE):
                     self._on_death(directory, ended)
                 elif ended.status == 0 and ended.name in self._removed:
                     self.say(f"{ended.name} has left")
@@ -194,10 +194,12 @@ class Launch:
     def _on_death(self, directory: Path, ended: ChildExit) -> None:
         """The others go on; the dead one is replaced while there is somebody to go on with."""
         self._lost.append(ended.name)
-        line = f"{ended.name} was lost ({ended.how})" if ended.killed else f"{ended.name} diverged"
+        diverged = ended.status == DIVERGED
+        how = ended.how if ended.killed else "one of its processes died"
+        line = f"{ended.name} diverged" if diverged else f"{ended.name} was lost ({how})"
         if set(self._children.started) <= {COORDINATOR}:
             self._children.forget_waiting()
-            if ended.killed:
+            if not diverged:
                 self.say(f"{line}; it was the last one")
             return
         line += "; the others go on"
@@ -205,7 +207,7 @@ class Launch:
             pause = self._respawns.pause(self._children.now())
             if pause is None:
                 line += f"; after {self._respawns.count} replacements it is not replaced"
-            elif ended.killed:
+            elif not diverged:
                 line += f"; {self._start_learner(directory, pause)} replaces it in {pause:g} s"
             else:
                 replacement = self._start_learner(directory, pause)

@@ -28,26 +28,32 @@ def check_range(least: int, most: int) -> None:
         )
 
 
-def check_memory(learners: int) -> None:
-    """Whether so many learners can fit into memory at all.
+def check_memory(learners: int, processes: int = 1) -> None:
+    """Whether so many learners, of so many processes each, can fit into memory at all.
 
     Raises:
         UserError: they cannot; the kernel would kill them one by one.
     """
     total, _ = memory()
-    if learners * _LEAST_MEMORY > total:
+    needed = learners * processes * _LEAST_MEMORY
+    if needed > total:
         raise UserError(
-            f"{counted(learners, 'learner')} need at least {learners * _LEAST_MEMORY / _GIB:.0f} "
-            f"GiB of memory, and this machine has {total / _GIB:.0f}: start fewer"
+            f"{_crowd(learners, processes)} need at least {needed / _GIB:.0f} GiB of memory, and "
+            f"this machine has {total / _GIB:.0f}: start fewer"
         )
 
 
-def warn_of_crowd(learners: int) -> None:
-    """More learners than cores are allowed; they are slow, and may not fit into memory."""
+def warn_of_crowd(learners: int, processes: int = 1) -> None:
+    """More processes than cores are allowed; they are slow, and may not fit into memory."""
     cores = len(os.sched_getaffinity(0))
-    if learners > cores:
+    if learners * processes > cores:
         _log.warning(
             "unisono: %s on %s: they take turns, and each needs some 0.4 GiB of memory",
-            counted(learners, "learner"),
+            _crowd(learners, processes),
             counted(cores, "core"),
         )
+
+
+def _crowd(learners: int, processes: int) -> str:
+    each = f" of {processes} processes" if processes > 1 else ""
+    return counted(learners, "learner") + each

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono.config import Config
 from unisono.coordinator.client import Abandoned
-from unisono.errors import Diverged, UserError
+from unisono.errors import Diverged, ProcessLost, UserError
 from unisono.fabric.local.child_processes import ChildProcesses
 from unisono.launch.coordinator_main import read_outcome
 from unisono.learner.meeting import Meeting
@@ -103,16 +103,16 @@ def _train(
 def _follow(rank: Rank, plan: dict[str, str], config: Config, folder: Path, resume: bool) -> None:
     """Trains as the learner of this rank."""
     placement = place_of(rank, plan, folder, config.timeout_s, config.links)
-    worker = Worker(
-        RunDirectory.open(Path(plan["run"])),
-        resume=resume,
-        local_number=rank.local_number,
-        local_count=rank.local_count or None,
-    )
     with at_placement(placement):
+        worker = Worker(
+            RunDirectory.open(Path(plan["run"])),
+            resume=resume,
+            local_number=rank.local_number,
+            local_count=rank.local_count or None,
+        )
         try:
             worker.run()
-        except Diverged as error:
+        except (Diverged, ProcessLost) as error:
             if not rank.tolerant:
                 raise
             say_once(str(error))  # the others go on, unless this process ends with an error

@@ -65,6 +65,8 @@ class Learner:
         extra_state: other objects whose state belongs in a checkpoint: schedulers, a GradScaler.
         log: a file for what this learner trained and saw agreed, one JSON line each.
         quiet: say nothing at the start; otherwise learner 0 says how the strategy works.
+        reduce_gradients: called after each backward pass, before the strategy sees the gradients:
+            for a learner whose minibatches are computed by several processes.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Learner:
         extra_state: Mapping[str, Stateful] | None = None,
         log: Path | str | None = None,
         quiet: bool = False,
+        reduce_gradients: Callable[[], None] = lambda: None,
     ) -> None:
         self._placement = find_placement()
         self.number = self._placement.number
@@ -104,6 +107,7 @@ class Learner:
         self._extra_state = dict(extra_state or {})
         self._log = None if log is None else LearnerLog(Path(log))
         self._quiet = quiet
+        self._reduce_gradients = reduce_gradients
         self._checkpointer: Checkpointer | None = None
         self._restored_state: StateBundle | None = None
         self._feed: DataFeed | None = None
@@ -238,6 +242,7 @@ class Learner:
         self.meter.loss(loss)
         with rejoiner.surviving():
             session.fabric.compute(loss.backward, self._placement.cost)
+        self._reduce_gradients()
         self._guard.mark(loss, self._optimizers.parameters)
         with rejoiner.surviving():
             session.stepper.backward_done(accumulate=accumulate)

@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono.coordinator.client import Refused
 from unisono.coordinator.messages import Failed, Leave, Sync
-from unisono.errors import Cause, UserError
+from unisono.errors import Cause, ProcessLost, UserError
 from unisono.fabric import Cancelled, Vector
 from unisono.learner.placement import Placement, address_at
 from unisono.learner.planner import Minibatch
@@ -92,12 +92,16 @@ class Rejoiner:
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """The loop is over: leaves in good order, or says what went wrong."""
+        """The loop is over: leaves in good order, or says what went wrong.
+
+        A learner that has lost one of its processes says nothing: it is lost, the run has not
+        failed.
+        """
         if self.current is None:
             return
         if error is None:
             self.leave()
-        elif isinstance(error, Exception) and not isinstance(error, Cancelled):
+        elif isinstance(error, Exception) and not isinstance(error, Cancelled | ProcessLost):
             self.current.replica.abort_update()
             self._report(error)
 

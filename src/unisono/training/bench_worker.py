@@ -42,9 +42,15 @@ from unisono.learner.placement import (
 )
 from unisono.models import build
 from unisono.strategies.base import Strategy, examples_to_minibatches
-from unisono.training.builders import examples_in, open_data, shape_of, source_of
+from unisono.training.builders import (
+    choose_device,
+    examples_in,
+    make_optimizer,
+    open_data,
+    shape_of,
+    source_of,
+)
 from unisono.training.contenders import CONTENDERS, Contender
-from unisono.training.worker import choose_device, make_optimizer
 
 WARM_UP_STEPS = 5
 HEAD_START_S = 0.3

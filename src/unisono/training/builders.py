@@ -1,4 +1,4 @@
-"""What a configuration and its data make of a model, and what that model is fed with."""
+"""What a configuration and its data make: model, device, optimizer, and what they are fed with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.config import Config, ValidationChoice
+from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
 from unisono.data import ChunkSource, FrameSource, Part, Prep, SpecAugment
 from unisono.errors import UserError
 from unisono.learner.positions import Positions
 from unisono.models import Takes, find
+from unisono.optim import NaturalGradientSGD, bound_steps
 from unisono.strategies.base import Strategy
 from unisono.strategies.registry import make
-from unisono.training.kaldi.recipe import dropout_of
+from unisono.training.kaldi.recipe import decay_of, dropout_of
+from unisono.training.rates import folds_momentum
 
 _CEPSTRA = ("mfcc", "plp", "plp-pitch")
 
@@ -50,6 +52,36 @@ def shape_of(config: Config, prep: Prep) -> dict[str, Any]:
     frames = 2 * network.context + 1 if model.takes is Takes.FRAMES else 1
     header = prep.header
     return {"inputs": frames * header.dimension, "outputs": header.states, **options}
+
+
+def choose_device(config: Config, number: int) -> torch.device:
+    """The learner's device; learners share the GPUs in turn."""
+    if config.device is DeviceChoice.CPU:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", number % torch.cuda.device_count())
+    if config.device is DeviceChoice.CUDA:
+        raise UserError("device is cuda, but torch finds no GPU here; use --set device=cpu")
+    return torch.device("cpu")
+
+
+def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """The optimizer that the configuration names."""
+    decay = decay_of(config)
+    if config.chosen_optimizer is OptimizerChoice.ADAMW:
+        return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
+    momentum = 0.0 if folds_momentum(config) else config.rate.momentum
+    if config.chosen_optimizer is OptimizerChoice.NG_SGD:
+        options = config.natural_gradient.model_dump()
+        bound = options.pop("max_change_output")
+        natural = NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
+        natural.param_groups[-1]["max_change"] = bound  # the output layer is the last of all
+        return natural
+    plain = torch.optim.SGD(
+        model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
+    )
+    bound_steps(plain, config.rate.max_change)
+    return plain
 
 
 def source_of(

@@ -20,9 +20,8 @@ from unisono.fabric.local.host import Host
 from unisono.models import build
 from unisono.pool.order import Order
 from unisono.simulation.hosts import MBIT, Link
-from unisono.training.builders import examples_in, open_data, shape_of, source_of
+from unisono.training.builders import examples_in, make_optimizer, open_data, shape_of, source_of
 from unisono.training.rates import make_schedule
-from unisono.training.worker import make_optimizer
 
 MINIBATCHES = 40
 """Timed, after some that are not."""

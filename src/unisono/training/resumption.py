@@ -10,7 +10,8 @@ from unisono.learner.checkpoint_files import checkpoints
 from unisono.runs.directory import RunDirectory
 
 FREE = (
-    "prep", "learners", "cluster", "epochs", "threads", "device", "timeout_s", "respawn",
+    "prep", "learners", "processes_per_learner", "cluster", "epochs", "threads", "device",
+    "timeout_s", "respawn",
     "tracking", "prefetch", "rate.start", "rate.schedule", "rate.end", "rate.warmup", "rate.factor",
     "rate.retries", "validation", "checkpoint", "links",
 )  # fmt: skip

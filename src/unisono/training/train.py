@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from unisono.config import Config, dump
 from unisono.data import Part, Prep
-from unisono.errors import Diverged, UserError
+from unisono.errors import Diverged, ProcessLost, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.background import now
 from unisono.launch.control import single_control
@@ -43,10 +43,11 @@ from unisono.runs.tracking import Tracking, find_tracker
 from unisono.strategies.base import describe
 from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
-from unisono.training.builders import committed_examples, open_data, shape_of
+from unisono.training.builders import choose_device, committed_examples, open_data, shape_of
 from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.display import PARENT_SHOWS, Display, EventReaders
 from unisono.training.divergence import Recovery
+from unisono.training.helpers import check_processes
 from unisono.training.initial_model import read_initial
 from unisono.training.kaldi.recipe import check_recipe, check_rounds
 from unisono.training.link_precision import decide_link_precision
@@ -54,7 +55,7 @@ from unisono.training.model_card import write_model_card
 from unisono.training.precision import check_precision
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
-from unisono.training.worker import Worker, choose_device
+from unisono.training.worker import Worker
 
 Watch = Callable[[dict[str, Any]], None]
 """Looks at the events of a run; raises ``Diverged``."""
@@ -209,6 +210,7 @@ def check(config: Config) -> None:
         check_precision(config.precision, choose_device(config, 0))
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
+    check_processes(config)
     prep = open_data(config)
     shape_of(config, prep)
     if config.validation.wanted and not prep.frames_of(Part.HELDOUT):
@@ -225,7 +227,7 @@ def check(config: Config) -> None:
             "smaller minibatches"
         )
     if not config.cluster:
-        check_memory(learners)
+        check_memory(learners, config.processes_per_learner)
         require_files(learners)
 
 
@@ -261,6 +263,8 @@ def _train_alone(
                 )
                 with at_placement(placement):
                     Worker(run, resume=resume).run()
+        except ProcessLost as lost:
+            raise UserError(f"{lost}; go on from a checkpoint with --resume") from None
         finally:
             events.close()
     if found:
@@ -278,7 +282,7 @@ def _train_together(
     watch: Watch,
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
-    warn_of_crowd(config.first_learners)
+    warn_of_crowd(config.first_learners, config.processes_per_learner)
     with Display(prints_scores=True) as display:
         outcome = Launch(
             command=command + (["--resume"] if resume else []),
@@ -288,7 +292,7 @@ def _train_together(
             metrics=run.metrics,
             respawn=config.respawn,
             forks=forks,
-            threads=config.threads_per_learner(os.cpu_count() or 1),
+            threads=config.threads_per_process(os.cpu_count() or 1),
             say=display.say,
             on_turn=EventReaders(run.metrics, display, watch),
             environment={PARENT_SHOWS: "1"},

@@ -17,10 +17,10 @@ import torch
 from rich.table import Table
 from rich.text import Text
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice
+from unisono.config import Config
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.service import PATIENCE
 from unisono.data import ChunkSource, FrameSource, Part
@@ -33,15 +33,24 @@ from unisono.learner.learner import Learner
 from unisono.learner.placement import DIRECTORY, LEARNER, find_placement, stacks_file
 from unisono.learner.uncaught import install
 from unisono.models import build
-from unisono.optim import NaturalGradientSGD, Schedule, Switched, bound_steps
+from unisono.optim import NaturalGradientSGD, Schedule, Switched
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
-from unisono.training.builders import examples_in, open_data, shape_of, source_of, strategy_of
+from unisono.training.builders import (
+    choose_device,
+    examples_in,
+    make_optimizer,
+    open_data,
+    shape_of,
+    source_of,
+    strategy_of,
+)
 from unisono.training.display import PARENT_SHOWS, show
+from unisono.training.helpers import Helpers
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
-from unisono.training.kaldi.recipe import KaldiRecipe, decay_of
+from unisono.training.kaldi.recipe import KaldiRecipe
 from unisono.training.precision import autocast, choose_precision
-from unisono.training.rates import folds_momentum, make_schedule
+from unisono.training.rates import make_schedule
 from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
 from unisono.verbosity import log_to_terminal
@@ -56,17 +65,6 @@ STATISTICS = 50
 log = logging.getLogger("unisono")
 
 
-def choose_device(config: Config, number: int) -> torch.device:
-    """The learner's device; learners share the GPUs in turn."""
-    if config.device is DeviceChoice.CPU:
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", number % torch.cuda.device_count())
-    if config.device is DeviceChoice.CUDA:
-        raise UserError("device is cuda, but torch finds no GPU here; use --set device=cpu")
-    return torch.device("cpu")
-
-
 def schedule_of(config: Config) -> Schedule:
     """The schedule of a run; that of a solo run while one learner trains alone at the start."""
     schedule = make_schedule(config)
@@ -77,25 +75,6 @@ def schedule_of(config: Config) -> Schedule:
         config.model_copy(update={"learners": "1", "optimizer": config.chosen_optimizer})
     )
     return Switched(first=solo, until=alone, rest=schedule)
-
-
-def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """The optimizer that the configuration names."""
-    decay = decay_of(config)
-    if config.chosen_optimizer is OptimizerChoice.ADAMW:
-        return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
-    momentum = 0.0 if folds_momentum(config) else config.rate.momentum
-    if config.chosen_optimizer is OptimizerChoice.NG_SGD:
-        options = config.natural_gradient.model_dump()
-        bound = options.pop("max_change_output")
-        natural = NaturalGradientSGD(model, rate, momentum=momentum, weight_decay=decay, **options)
-        natural.param_groups[-1]["max_change"] = bound  # the output layer is the last of all
-        return natural
-    plain = torch.optim.SGD(
-        model.parameters(), lr=rate, momentum=momentum, weight_decay=decay, fused=True
-    )
-    bound_steps(plain, config.rate.max_change)
-    return plain
 
 
 def checkpoint_interval(config: Config, epoch: int) -> int:
@@ -126,8 +105,9 @@ class Simulated:
 class Worker:
     """Trains the model of a run's configuration, as one of its learners.
 
-    ``local_number`` is this learner's place among the ``local_count`` on its machine, where others
-    are elsewhere. With ``simulated`` it prints nothing, and keeps no checkpoints.
+    ``local_number`` is this learner's place among those on its machine; there are ``local_count``
+    of them where others are elsewhere. With ``simulated`` it prints nothing, and keeps no
+    checkpoints.
     """
 
     def __init__(
@@ -143,11 +123,14 @@ class Worker:
         self._simulated = simulated
         self._resume = resume
         self._config = run.read_config()
-        beside = local_count or self._config.learner_range[1]
+        size = self._config.processes_per_learner
+        beside = (local_count or self._config.learner_range[1]) * size
         cores = max(1, (os.cpu_count() or 1) // beside)
         bound = len(os.sched_getaffinity(0))  # Open MPI gives a process one core
         torch.set_num_threads(self._config.threads or min(cores, bound))
-        self._device = choose_device(self._config, local_number)
+        self._place = local_number * size
+        self._helpers: Helpers | None = None
+        self._device = choose_device(self._config, self._place)
         self._prep = open_data(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
@@ -179,8 +162,13 @@ class Worker:
             Diverged: this learner's steps or parameters are not finite.
         """
         try:
+            if self._config.processes_per_learner > 1:
+                self._helpers = Helpers(self._run, find_placement().number, self._place)
+                self._helpers.join(self._model, self._device, self._precision)
             self._learn()
         finally:
+            if self._helpers is not None:
+                self._helpers.close()
             if self._validator is not None:
                 self._validator.close()
 
@@ -213,16 +201,15 @@ class Worker:
             resume=self._resume,
             log=self._run.log(find_placement().number),
             quiet=True,
+            reduce_gradients=(lambda: None) if self._helpers is None else self._helpers.reduce,
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
             for x, y in learner.draw(self._train, config.epochs, minibatch):
                 rules.begin(learner)
                 for some, states in rules.parts(x.to(self._device), y.to(self._device)):
-                    with autocast(self._precision, self._device):
-                        logits = self._model(some).flatten(0, -2)
-                        loss = functional.cross_entropy(logits, states.flatten())
-                    rules.note(loss, len(logits))
+                    loss = self._loss(some, states, optimizer)
+                    rules.note(loss, states.numel())
                     learner.step(loss)
                 rules.end(learner)
                 epoch_ends = learner.every(examples=epoch)
@@ -231,6 +218,14 @@ class Worker:
                     train = epoch_ends or every >= epoch
                     self._validate(learner, self._validator, due and learner.progress < 1, train)
             self._end(learner, rules)
+
+    def _loss(self, x: Tensor, states: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+        """The mean over the frames of a minibatch."""
+        if self._helpers is not None:
+            return self._helpers.loss(x, states, optimizer)
+        with autocast(self._precision, self._device):
+            logits = self._model(x).flatten(0, -2)
+            return functional.cross_entropy(logits, states.flatten())
 
     def _source(self, part: Part) -> FrameSource | ChunkSource:
         known = {} if self._simulated is None else self._simulated.sources
@@ -254,11 +249,13 @@ class Worker:
         config = self._config
         parameters = sum(p.numel() for p in self._model.parameters())
         epochs = counted(config.epochs, "epoch")
+        processes = config.processes_per_learner
         lines = [
             *learner.describe(),
             f"schedule  {self._schedule.describe()}",
             f"model     {config.model}, {parameters:,} parameters",
             f"device    {self._device}, computing in {self._precision.value}",
+            *([f"processes {processes} a learner"] if processes > 1 else []),
             *([f"initial   the model of {config.init}"] if config.init else []),
             f"optimizer {config.chosen_optimizer.value}",
             f"data      {self._prep.frames_of(Part.TRAIN):,} frames, {epochs}",
@@ -368,7 +365,9 @@ def main() -> None:
     allow_stack_dumps(stacks_file(Path(os.environ[DIRECTORY]), int(os.environ[LEARNER])))
     with exit_on_error():
         try:
-            Worker(RunDirectory.open(options.run), resume=options.resume).run()
+            number = int(os.environ.get(LEARNER, "0"))
+            run = RunDirectory.open(options.run)
+            Worker(run, resume=options.resume, local_number=number).run()
         # The process that started this one says what it does about a run that diverges.
         except Diverged:
             sys.exit(DIVERGED)

@@ -20,11 +20,11 @@ from unisono.errors import UserError
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.strategies import AllModels, Averaging, Candidate, KeepGood, Sharding
+from unisono.training.builders import make_optimizer
 from unisono.training.kaldi.recipe import KaldiRecipe, Objective, check_recipe, check_rounds
 from unisono.training.rates import make_schedule
 from unisono.training.train import train
 from unisono.training.validation import score
-from unisono.training.worker import make_optimizer
 
 KALDI = [
     "recipe.enabled=true",
