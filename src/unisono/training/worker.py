@@ -362,10 +362,11 @@ def main() -> None:
     name_process(f"learner {os.environ.get(LEARNER, '')}")
     install()
     log_to_terminal()
-    allow_stack_dumps(stacks_file(Path(os.environ[DIRECTORY]), int(os.environ[LEARNER])))
+    number = int(os.environ.get(LEARNER, "0"))
+    if directory := os.environ.get(DIRECTORY):  # a launcher of this machine, which may ask for them
+        allow_stack_dumps(stacks_file(Path(directory), number))
     with exit_on_error():
         try:
-            number = int(os.environ.get(LEARNER, "0"))
             run = RunDirectory.open(options.run)
             Worker(run, resume=options.resume, local_number=number).run()
         # The process that started this one says what it does about a run that diverges.
