@@ -180,7 +180,7 @@ def main() -> None:
             page.screenshot(path=options.out / "watch.png", full_page=True)
             dark = open_page(chromium, url, dark=True, height=760)
             dark.click('.card[data-learner="2"] [data-action=stack]')
-            wait_for_text(dark, "#answer", "the stacks of learner 2", 30)
+            wait_for_text(dark, "#answer", "stacks of learner 2", 30)
             dark.evaluate(_SHORT_PATHS)
             dark.evaluate("window.scrollTo(0, 0)")
             dark.screenshot(path=options.out / "watch_dark.png")

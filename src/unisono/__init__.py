@@ -1,4 +1,4 @@
-"""Unisono: many machines, one voice. Choose with one word how the learners agree.
+"""Unisono trains on many machines; one word chooses how the learners share what they learn.
 
 What is named here is imported when it is used: torch takes seconds, and a command line must be able
 to answer, and to be interrupted, at once.

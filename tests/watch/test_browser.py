@@ -94,9 +94,9 @@ def test_the_buttons(chromium: Any, tmp_path: Path) -> None:
         assert "token" not in page.page.url
         card = '.card[data-learner="{}"]'
         wait_for_text(page.page, card.format(1), "computing", 60)
-        press(page.page, card.format(0) + " [data-action=stack]", "the stacks of learner 0")
+        press(page.page, card.format(0) + " [data-action=stack]", "stacks of learner 0")
         assert "training/worker.py" in page.text("#stack pre")
-        press(page.page, "#controls [data-action=checkpoint]", "a checkpoint was asked for")
+        press(page.page, "#controls [data-action=checkpoint]", "a checkpoint was requested")
         wait_for_text(page.page, "#log", "checkpoint written", 60)
         press(page.page, "#controls [data-action=add]", "learner 3 was added")
         wait_for_text(page.page, "#log", "learner 3 was added on request", 30)
@@ -114,7 +114,7 @@ def test_the_buttons(chromium: Any, tmp_path: Path) -> None:
         with serving(RunDirectory(tmp_path / "run")) as (_, beside):
             other = Page(chromium, beside)
             other.page.on("dialog", lambda dialog: dialog.accept())
-            press(other.page, "#controls [data-action=stop]", "a stop was asked for")
+            press(other.page, "#controls [data-action=stop]", "a stop was requested")
             wait_for_text(other.page, "#stage", "stopped on request", 120)
             wait_for_text(other.page, "#slow", "The run was stopped", 10)
             wait_for_text(other.page, "#log", "a stop was requested", 10)

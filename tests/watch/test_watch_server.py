@@ -133,7 +133,7 @@ def test_without_the_token_there_is_nothing_but_a_refusal(
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "unisono=secret; x"}):
             status, sent, body = ask(server.port, path, method, **headers)
             assert status == 403
-            assert body == b"refused: open the address that unisono has printed\n"
+            assert body == b"refused: open the address that unisono printed\n"
             assert "set-cookie" not in sent
 
 
@@ -242,7 +242,7 @@ def test_no_request_without_the_token_in_its_header(
         for headers in refused_headers(token, server.port):
             status, sent, body = ask(server.port, path.format(token=token), "POST", STOP, **headers)
             assert status == 403
-            assert body == b"refused: open the address that unisono has printed\n"
+            assert body == b"refused: open the address that unisono printed\n"
             assert not {"set-cookie", "access-control-allow-origin"} & sent.keys()
         assert ask(server.port, "/control", "OPTIONS", Origin="http://evil.example")[0] == 501
         assert ask(server.port, f"/control?token={token}")[0] == 404
@@ -274,16 +274,16 @@ def test_the_page_says_why_a_run_takes_no_requests(run: RunDirectory) -> None:
         assert isinstance(state, dict)
         return state["actions"], state["why_none"]
 
-    assert offered() == ([], "only unisono train on one machine takes requests")
+    assert offered() == ([], "only unisono train on one machine accepts requests")
     note = {"socket": "/nowhere", "host": platform.node(), "actions": ["stop"]}
     run.control.write_text(json.dumps(note))
     assert offered() == (["stop"], "")
     with serving(run) as (server, url):
         token = urlsplit(url).query.removeprefix("token=")
         answer = ask(server.port, "/control", "POST", STOP, X_Unisono_Token=token)[2]
-        assert json.loads(answer)["text"] == "the run does not answer: has it ended?"
+        assert json.loads(answer)["text"] == "the run does not respond: has it ended?"
     run.control.write_text(json.dumps({**note, "host": "far"}))
-    assert offered() == ([], "the run takes requests on its own machine alone: far")
+    assert offered() == ([], "the run accepts requests only on its own machine, far")
     run.control.write_text('{"host": 1')
     assert offered()[0] == []
     run.summary.write_text("{}")

@@ -98,7 +98,7 @@ def common(
         bool, typer.Option("--verbose", help="Log what learners and coordinator do.")
     ] = False,
 ) -> None:
-    """Train acoustic models on many machines; choose with one word how the learners agree."""
+    """Train acoustic models on many machines; choose how the learners share what they learn."""
     log_to_terminal(verbose=verbose)
     rank = Rank.from_environment()
     command = context.invoked_subcommand

@@ -40,7 +40,7 @@ def compare(
         typer.Option(help="Optimizers of solo: the best of them is what the others are against."),
     ] = "sgd,ng-sgd",
     test: Annotated[
-        Path | None, typer.Option(help="Speech, as for prepare: decode each chosen run.")
+        Path | None, typer.Option(help="A corpus, as for prepare, to decode with each chosen run.")
     ] = None,
     epochs: Epochs = None,
     sets: Sets = None,

@@ -15,7 +15,8 @@ from unisono.training import decode as training
 def decode(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run; or a PREP, for its GMMs.")],
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Speech, as for prepare; scored if it has text.")
+        Path,
+        typer.Argument(metavar="DATA", help="A corpus, as for prepare; scored if it has text."),
     ],
     out: Annotated[Path, typer.Option(help="Takes hyp.txt and score.json; must not exist.")],
     lm: Annotated[
@@ -31,7 +32,7 @@ def decode(
     ] = False,
     channel: Annotated[int, typer.Option(help="Channel of the audio, from 0.", min=0)] = 0,
     allow_pipes: Annotated[
-        bool, typer.Option("--allow-pipes", help="Run commands that write audio.")
+        bool, typer.Option("--allow-pipes", help="Run commands (pipes) that output audio.")
     ] = False,
     processes: Annotated[int, typer.Option(help="Processes at a time; 0: one a core.", min=0)] = 0,
 ) -> None:

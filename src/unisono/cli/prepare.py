@@ -24,7 +24,7 @@ def prepare(
         Path | None,
         typer.Argument(
             metavar="DATA",
-            help="A Kaldi data directory, lhotse cuts (.jsonl.gz), or audio with metadata.csv.",
+            help="A Kaldi data directory, lhotse cuts (.jsonl.gz) or an audio folder.",
         ),
     ] = None,
     lexicon: Annotated[
@@ -57,7 +57,7 @@ def prepare(
         Oov,
         typer.Option(
             help="Out-of-vocabulary words: map to <unk>, a spoken-noise phone; skip their "
-            "utterances; or g2p: guess how they are pronounced, as the lexicon spells others."
+            "utterances; or g2p: guess their pronunciations from the spelling."
         ),
     ] = Oov.MAP,
     rate: Annotated[int, typer.Option(help="Sample rate in Hz; 0: the commonest one.", min=0)] = 0,
@@ -66,7 +66,7 @@ def prepare(
     ] = False,
     channel: Annotated[int, typer.Option(help="Channel of the audio, from 0.", min=0)] = 0,
     allow_pipes: Annotated[
-        bool, typer.Option("--allow-pipes", help="Run commands that write audio.")
+        bool, typer.Option("--allow-pipes", help="Run commands (pipes) that output audio.")
     ] = False,
     perturb: Annotated[
         bool, typer.Option("--perturb", help="Train at 0.9 and 1.1 times the speed, too.")
@@ -90,13 +90,13 @@ def prepare(
 ) -> None:
     """Align speech, or convert frames and states, to prepared data that `unisono train` reads."""
     if (data is None) == (frames is None):
-        raise UserError("give speech, DATA, or --frames FILE.npz: one of the two")
+        raise UserError("give either a corpus, DATA, or --frames FILE.npz")
     if frames is not None:
         prep = convert_frames(frames, out, heldout_share=heldout, seed=seed)
     else:
         assert data is not None
         if lexicon is None and alignments is None:
-            raise UserError("speech needs --lexicon FILE, or --alignments FILE instead")
+            raise UserError("a corpus needs --lexicon FILE, or --alignments FILE instead")
         if lexicon is not None and alignments is not None:
             raise UserError("--alignments has the states already: leave --lexicon out, or it")
         inputs = InputOptions(

@@ -67,7 +67,7 @@ def train(
         int | None,
         typer.Option(
             metavar="P",
-            help="Processes that compute each learner's minibatches, a slice each.",
+            help="Processes per learner; each computes a slice of every minibatch.",
             show_default="1",
         ),
     ] = None,

@@ -21,8 +21,8 @@ def watch(
     address: Annotated[
         str,
         typer.Option(
-            help="Address to listen on; for any but this machine's own the page needs a token, "
-            f"which is made, or taken from {WATCH_TOKEN}."
+            help="Address to listen on. On any but this machine's own, viewing needs the token, as "
+            f"the buttons always do; it is generated, or taken from {WATCH_TOKEN}."
         ),
     ] = LOCALHOST,
 ) -> None:

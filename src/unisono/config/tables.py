@@ -127,18 +127,17 @@ class NetworkConfig(ConfigTable):
 
 
 class AugmentConfig(ConfigTable):
-    """`[augment]`: SpecAugment, what is hidden of each training utterance, anew in each epoch."""
+    """`[augment]`: SpecAugment, masks on each training utterance, drawn anew in each epoch."""
 
-    frequency_masks: Count = Field(
-        default=0, description="masks of neighbouring bands an utterance; 0: none"
-    )
-    frequency_width: Positive = Field(default=8, description="bands of such a mask, at most")
-    time_masks: Count = Field(
-        default=0, description="masks of neighbouring frames an utterance; 0: none"
-    )
-    time_width: Positive = Field(default=20, description="frames of such a mask, at most")
+    frequency_masks: Count = Field(default=0, description="frequency masks per utterance; 0: none")
+    frequency_width: Positive = Field(default=8, description="most bands of a frequency mask")
+    time_masks: Count = Field(default=0, description="time masks per utterance; 0: none")
+    time_width: Positive = Field(default=20, description="most frames of a time mask")
     time_share: float = Field(
-        default=0.2, gt=0, le=1, description="share of an utterance that such a mask hides, at most"
+        default=0.2,
+        gt=0,
+        le=1,
+        description="most of an utterance that a time mask covers, as a share",
     )
 
 
@@ -321,10 +320,11 @@ class Config(ConfigTable):
     minibatch: Positive = Field(default=256, description="frames a step of one learner")
     processes_per_learner: Positive = Field(
         default=1,
-        description="processes that compute each learner's minibatches, a slice each",
+        description="processes per learner; each computes a slice of every minibatch",
     )
     threads: Count = Field(
-        default=0, description="cores a process; 0: cores // processes of learners, at least 1"
+        default=0,
+        description="cores per process; 0: cores // processes of all learners, at least 1",
     )
     device: DeviceChoice = Field(
         default=DeviceChoice.AUTO, strict=False, description="where learners compute"

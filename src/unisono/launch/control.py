@@ -49,7 +49,7 @@ class Control:
             about = {"socket": str(folder / SOCKET), "host": platform.node()}
             write_atomically(note, json.dumps({**about, "actions": list(handlers)}).encode())
         except (OSError, UserError) as error:
-            log.warning("unisono: the run takes no requests: %s", error)
+            log.warning("unisono: the run accepts no requests: %s", error)
 
     def answer(self) -> None:
         """Answers those who have asked by now."""
@@ -65,15 +65,15 @@ class Control:
     def _respond(self, request: dict[str, Any]) -> dict[str, Any]:
         handler, learner = self._handlers.get(str(request.get("action"))), request.get("learner")
         if handler is None:
-            return {"done": False, "text": "this run cannot be asked for that"}
+            return {"done": False, "text": "this run does not accept that request"}
         if isinstance(learner, bool) or not isinstance(learner, int | None):
-            return {"done": False, "text": f"{learner!r} is no learner"}
+            return {"done": False, "text": f"{learner!r} is not the number of a learner"}
         try:
             return {"done": True, **handler(learner)}
         except UserError as error:
             return {"done": False, "text": str(error)}
         except OSError as error:
-            return {"done": False, "text": f"that failed: {error.strerror}"}
+            return {"done": False, "text": f"the request failed: {error.strerror}"}
 
 
 class SingleControl:
@@ -117,11 +117,11 @@ class SingleControl:
         with self._stacks.open("w+") as file:
             faulthandler.dump_traceback(file)
             file.seek(0)
-            return {"text": "the stacks of learner 0", "stack": file.read()}
+            return {"text": "stacks of learner 0", "stack": file.read()}
 
 
-CHECKPOINT_TEXT = "a checkpoint was asked for: it follows the next round"
-STOP_TEXT = "a stop was asked for: the run ends after its next checkpoint"
+CHECKPOINT_TEXT = "a checkpoint was requested: it is written after the next round"
+STOP_TEXT = "a stop was requested: the run ends after its next checkpoint"
 
 
 @contextmanager

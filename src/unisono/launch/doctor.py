@@ -176,7 +176,7 @@ def _link(pair: Pair) -> Finding:
     milliseconds, megabytes = pair.link.latency_s * 1000, pair.link.bytes_per_s / 1e6
     found = f"{milliseconds:.2f} ms, {megabytes:.0f} MB/s"
     if pair.link.latency_s > 0.01:
-        advice = "a slow link: let learners agree rarely (--set strategy.every), no allreduce"
+        advice = "a slow link: share rarely (--set strategy.every), no allreduce"
         return Finding(pair.one, what, found, Severity.ADVICE, advice)
     return Finding(pair.one, what, found)
 

@@ -235,7 +235,7 @@ class Launch:
 
         def add(_: int | None) -> dict[str, str]:
             if self._finished or COORDINATOR not in self._children.started:
-                raise UserError("the run is ending: nobody can join any more")
+                raise UserError("the run is ending: learners can no longer join")
             check_memory(len(self._children.started))
             require_files(len(self._children.started))
             name = self._start_learner(directory)
@@ -244,9 +244,9 @@ class Launch:
         def remove(number: int | None) -> dict[str, str]:
             name = self._running_learner(number)
             if name in self._removed:
-                raise UserError(f"{name} is leaving already")
+                raise UserError(f"{name} is already leaving")
             if set(self._children.started) - self._removed <= {COORDINATOR, name}:
-                raise UserError(f"{name} is the last one: stop the run instead")
+                raise UserError(f"{name} is the last learner: stop the run instead")
             self._removed.add(name)
             return tell(Action.REMOVE, f"{name} was asked to leave", number)
 
@@ -255,8 +255,10 @@ class Launch:
             file = stacks_file(directory, number or 0)
             found = take_stack_dump(self._children.pid(name), file, STACK_S)
             if not found:
-                raise UserError(f"{name} shows no stack: it is stopped, or about to start")
-            return {"text": f"the stacks of {name}", "stack": found}
+                raise UserError(
+                    f"{name} does not respond: it is stopped by a signal, or still starting"
+                )
+            return {"text": f"stacks of {name}", "stack": found}
 
         return {
             Action.ADD.value: add,
@@ -269,7 +271,7 @@ class Launch:
     def _running_learner(self, number: int | None) -> str:
         name = f"learner {number}"
         if name not in self._children.started:
-            raise UserError(f"{name} does not run")
+            raise UserError(f"{name} is not running")
         return name
 
     def _say_of_replacements(self) -> None:

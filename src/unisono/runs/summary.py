@@ -117,7 +117,7 @@ class Summary(_Part):
 
     Attributes:
         format_version: the version of these keys.
-        strategy: how the learners agreed.
+        strategy: how the learners shared what they learned.
         learners: how many the run began with.
         optimizer: each learner's optimizer.
         seed: seed of parameters and order.

@@ -165,8 +165,8 @@ def _describe(guessed: dict[str, list[Pronunciation]]) -> str:
         return ""
     shown = ", ".join(f"{word} ({' '.join(ps[0])})" for word, ps in list(guessed.items())[:_SHOWN])
     return (
-        f"{len(guessed)} words get a pronunciation guessed from their spelling, as {shown}; "
-        "read them over in speech/lexicon.txt of the PREP"
+        f"words with a pronunciation guessed from the spelling: {len(guessed)}, such as {shown}; "
+        "check them in speech/lexicon.txt of the PREP"
     )
 
 

@@ -1,4 +1,4 @@
-"""How learners agree: one file a family."""
+"""How learners share what they learn: one file per family."""
 
 from __future__ import annotations
 

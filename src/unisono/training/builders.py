@@ -124,8 +124,8 @@ def augment_of(config: Config, prep: Prep) -> SpecAugment | None:
     features = prep.header.made_by.get("features")
     if wanted.frequency_masks and features in _CEPSTRA:
         raise UserError(
-            f"augment.frequency_masks: PREP {prep.path} has {features} features, which are no "
-            "bands: mask time alone (augment.time_masks), or prepare it with --features fbank"
+            f"augment.frequency_masks: PREP {prep.path} has {features} features, which have no "
+            "bands: use time masks only (augment.time_masks), or prepare with --features fbank"
         )
     return SpecAugment(**wanted.model_dump(), seed=config.seed)
 

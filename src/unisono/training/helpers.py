@@ -58,19 +58,19 @@ def check_processes(config: Config) -> None:
         return
     if config.cluster:
         raise UserError(
-            "--processes-per-learner is not for Ray clusters: start the run without --cluster, or "
-            "with one process a learner"
+            "--processes-per-learner does not work on Ray clusters: start the run without "
+            "--cluster, or with one process per learner"
         )
     examples = examples_in(config, config.minibatch)
     if examples < 2 * size:
         raise UserError(
-            f"{size} processes a learner need minibatches of {2 * size} examples or more, and "
+            f"{size} processes per learner need minibatches of {2 * size} examples or more, and "
             f"minibatch={config.minibatch} has {examples}: use fewer processes"
         )
     found = torch.cuda.device_count()
     if choose_device(config, 0).type == "cuda" and found < size:
         raise UserError(
-            f"{size} processes a learner need a GPU each, and torch finds {found}: use fewer, or "
+            f"{size} processes per learner need a GPU each, and torch finds {found}: use fewer, or "
             "--set device=cpu"
         )
 
@@ -182,7 +182,7 @@ class Helpers:
             while not (self._folder / helper.ready(rank)).exists():
                 self._check(self._children.wait(_LOOK_S))
                 if self._children.now() > deadline:
-                    raise UserError(f"{self._name(rank)} has not started in {START_S:.0f} s")
+                    raise UserError(f"{self._name(rank)} did not start within {START_S:.0f} s")
 
     def _name(self, rank: int) -> str:
         return f"process {rank} of learner {self._learner}"
@@ -197,7 +197,7 @@ class Helpers:
             except UserError as reason:
                 return reason
         return ProcessLost(
-            f"learner {self._learner}: its processes do not reach each other ({broken})"
+            f"learner {self._learner}: its processes cannot reach each other ({broken})"
         )
 
     def _check(self, ended: list[ChildExit]) -> None:

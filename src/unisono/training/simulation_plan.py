@@ -77,7 +77,9 @@ def plan_simulation(
     if plan.base.recipe.enabled:
         raise UserError("--set recipe.enabled=true: Kaldi's recipe cannot be simulated yet")
     if plan.base.processes_per_learner > 1:
-        raise UserError("processes_per_learner: learners of several processes cannot be simulated")
+        raise UserError(
+            "processes_per_learner: learners with several processes cannot be simulated"
+        )
     return plan
 
 

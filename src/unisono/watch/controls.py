@@ -28,23 +28,23 @@ class Controls:
             return [], "the run has ended"
         note = self._note()
         if not note:
-            return [], "only unisono train on one machine takes requests"
+            return [], "only unisono train on one machine accepts requests"
         if note["host"] != platform.node():
-            return [], f"the run takes requests on its own machine alone: {note['host']}"
+            return [], f"the run accepts requests only on its own machine, {note['host']}"
         return note["actions"], ""
 
     def ask(self, action: str, learner: int | None) -> dict[str, Any]:
         """Asks the run; the answer has what to say under ``text``, and whether it was ``done``."""
         actions, why = self.offered()
         if action not in actions:
-            return {"done": False, "text": why or "this run cannot be asked for that"}
+            return {"done": False, "text": why or "this run does not accept that request"}
         request = {"action": action, "learner": learner}
         try:
             return send_request(Path(self._note()["socket"]), request, PATIENCE_S)
         except PermissionError:
-            return {"done": False, "text": "another user has started the run"}
+            return {"done": False, "text": "the run was started by another user"}
         except (OSError, KeyError):
-            return {"done": False, "text": "the run does not answer: has it ended?"}
+            return {"done": False, "text": "the run does not respond: has it ended?"}
 
     def _note(self) -> dict[str, Any]:
         try:

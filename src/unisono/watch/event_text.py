@@ -38,8 +38,8 @@ def describe(event: Event) -> str:
             return _requested(event, who)
         case "checkpoint":
             if reason:
-                return f"a checkpoint was given up: {reason}"
-            return f"checkpoint written: {event.get('minibatches')} minibatches are in it"
+                return f"a checkpoint was abandoned: {reason}"
+            return f"checkpoint written, with {event.get('minibatches')} minibatches"
         case "validation":
             logprob, accuracy = number(event, "logprob"), number(event, "accuracy")
             text = "" if logprob is None else f"held-out log-prob {logprob:.4f}"

@@ -31,7 +31,7 @@ const token = findToken();
 const offers = (action) => Boolean(token) && Boolean(data.state) && data.state.actions.includes(action);
 const QUESTIONS = {
   stop: () => "End the run after its next checkpoint? It can be resumed.",
-  remove: (learner) => `Let learner ${learner} leave the run? It is not replaced.`,
+  remove: (learner) => `Remove learner ${learner} from the run? It will not be replaced.`,
 };
 function answered(text, bad) {
   $("answer").className = bad ? "bad" : "";
@@ -39,7 +39,7 @@ function answered(text, bad) {
 }
 async function ask(action, learner) {
   if (QUESTIONS[action] && !confirm(QUESTIONS[action](learner))) return;
-  answered("asking the run …", false);
+  answered("waiting for the run …", false);
   try {
     const response = await fetch("control", { method: "POST", body: JSON.stringify({ action, learner }),
       headers: { "Content-Type": "application/json", "X-Unisono-Token": token } });
@@ -47,7 +47,7 @@ async function ask(action, learner) {
     const answer = await response.json();
     answered(answer.text, !answer.done);
     if (answer.stack) {
-      set($("stack").querySelector("figcaption span"), `Stacks of learner ${learner} at ${clock(data.state.time)}, the newest call first`);
+      set($("stack").querySelector("figcaption span"), `Stacks of learner ${learner} at ${clock(data.state.time)}, most recent call first`);
       set($("stack").querySelector("pre"), answer.stack);
       $("stack").hidden = false;
     }

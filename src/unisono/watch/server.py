@@ -32,7 +32,7 @@ _SAFE = {
     "Cache-Control": "no-store",
 }
 _REFUSAL = HttpResponse(
-    HTTPStatus.FORBIDDEN, b"refused: open the address that unisono has printed\n", headers=_SAFE
+    HTTPStatus.FORBIDDEN, b"refused: open the address that unisono printed\n", headers=_SAFE
 )
 
 

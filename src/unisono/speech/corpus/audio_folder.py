@@ -77,8 +77,8 @@ def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 number = reader.line_num
                 if None in row or None in row.values():
                     raise UserError(
-                        f"{path}, line {number} has not as many values as the first line has "
-                        f"columns, {len(columns)}: put text that holds commas in quotes"
+                        f"{path}, line {number} does not have {len(columns)} values, one "
+                        "for each column of the header: put text that contains commas in quotes"
                     )
                 yield number, row
     except csv.Error as error:

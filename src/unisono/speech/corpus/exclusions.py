@@ -24,7 +24,7 @@ class ExclusionReason(Enum):
     DUPLICATE = "the id occurs twice with different contents"
     NO_AUDIO = "no audio of that name"
     PIPE = "a command instead of a file (--allow-pipes runs it)"
-    COMPUTED = "audio that is no plain part of a file (CutSet.save_audios writes such files)"
+    COMPUTED = "audio that is not stored in a file as it is (CutSet.save_audios writes it to one)"
     UNREADABLE = "audio that cannot be read"
     UNREADABLE_FEATURES = "features that cannot be read"
     DIMENSION = "features of another dimension"

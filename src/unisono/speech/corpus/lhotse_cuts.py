@@ -80,7 +80,7 @@ def read_cuts(manifest: Path, exclusions: Exclusions) -> Iterator[Utterance]:
         except ValidationError as error:
             raise UserError(
                 f"{describe_fault(manifest, number, error)}; each line must be a cut (`lhotse cut "
-                "simple` makes cuts of recordings and supervisions)"
+                "simple` makes cuts from recordings and supervisions)"
             ) from None
         if cut is None:
             exclusions.add(_plain(kind.id), ExclusionReason.COMPUTED, f"a {_plain(kind.type)}")

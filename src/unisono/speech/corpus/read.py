@@ -42,8 +42,8 @@ def read_corpus(
     tables = [data / name for name in METADATA_FILES if (data / name).is_file()]
     if data.is_dir() and not (tables or features or (data / "wav.scp").is_file()):
         raise UserError(
-            f"{data} has neither wav.scp, as a Kaldi data directory, nor "
-            f"{' or '.join(METADATA_FILES)}, as an audio folder: add one of them"
+            f"{data} has neither wav.scp, as a Kaldi data directory has, nor "
+            f"{' or '.join(METADATA_FILES)}, as an audio folder has: add one of them"
         )
     kaldi = features or not tables or (data / "wav.scp").is_file()
     if kaldi and not data.is_file():
@@ -65,7 +65,7 @@ def read_corpus(
         found = read_cuts(data, exclusions)
     else:
         raise UserError(
-            f"{data} is a file, and not lhotse cuts in .jsonl or .jsonl.gz (`lhotse copy` writes "
-            "these of other manifests): give such, a Kaldi data directory or an audio folder"
+            f"{data} is not a corpus: give a Kaldi data directory, an audio folder or lhotse cuts "
+            "in .jsonl or .jsonl.gz (`lhotse copy` converts other manifests)"
         )
     return usable(found, data, exclusions, transcribed=transcribed, allow_pipes=allow_pipes)
