@@ -8,7 +8,7 @@ import pytest
 
 from support.desk import Desk, answers, picture
 from unisono.coordinator.client import Abandoned
-from unisono.coordinator.directives import Abandon, Failure
+from unisono.coordinator.directives import Abandon, AskedToLeave, Failure
 from unisono.coordinator.job import Sharding
 from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.messages import (
@@ -35,10 +35,11 @@ from unisono.coordinator.messages import (
     Wait,
 )
 from unisono.coordinator.output import Output
+from unisono.coordinator.requests import Action, Requested
 from unisono.coordinator.snapshot import freeze, recover
 from unisono.coordinator.state import State
 from unisono.errors import Cause
-from unisono.fabric import Cancelled, learner
+from unisono.fabric import Address, Cancelled, learner
 from unisono.strategies import AllReduce, Averaging
 from unisono.testing.faults import KillCoordinator
 from unisono.testing.properties import draw_scenario
@@ -333,3 +334,19 @@ def test_a_journal_replays_to_the_same_state_and_answers(
             if command.sequence is not None:
                 again.apply(command)
         assert picture(again) == committed
+
+
+def test_nobody_is_asked_to_leave_before_one_that_stays_has_the_model() -> None:
+    """Learner 1 is added, and learner 0 removed while the other one starts."""
+    desk = Desk(expected=1)
+    fields: dict[str, Any] = {"sharding": Sharding.DYNAMIC, "pace": ((0, 1),)}
+    desk.enrol(0, **fields)
+    assert donor(desk.call(0, Enter())) is None
+    assert not asked_to_leave(desk.request(Requested(1, Action.REMOVE, 0)))
+    desk.enrol(1, **fields)
+    assert donor(desk.call(1, Enter())) == learner(0)
+    assert asked_to_leave(desk.tell(1, StateReceived(0), reply="answers")) == [learner(0)]
+
+
+def asked_to_leave(outputs: list[Output]) -> list[Address]:
+    return [output.to for output in outputs if isinstance(output.body, AskedToLeave)]

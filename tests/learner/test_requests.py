@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,14 @@ from unisono.coordinator.requests import Action, Requested
 from unisono.learner.checkpoint_files import checkpoints
 
 EPOCHS, TOTAL = 40, 40 * 13
+STRATEGIES: dict[str, Any] = {
+    **SHARING,
+    "gossip-fixed": unisono.GossipFixed(every=2 * BATCH),
+    "adpsgd": unisono.ADPSGD(every=2 * BATCH),
+    "server": unisono.Server(push_every=2),
+    "averaged-server": unisono.AveragedServer(push_every=2),
+    "elastic": unisono.Elastic(push_every=2),
+}
 
 
 class Asked:
@@ -28,7 +37,7 @@ class Asked:
         return self.requests[count:]
 
 
-@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_one_that_is_removed_leaves_the_rest_to_the_others(strategy: str, leaver: int) -> None:
     asked = Asked()
@@ -37,7 +46,7 @@ def test_one_that_is_removed_leaves_the_rest_to_the_others(strategy: str, leaver
 
     def loop() -> None:
         model = network()
-        with unisono.Learner(model, sgd(model), SHARING[strategy], quiet=True) as learner:
+        with unisono.Learner(model, sgd(model), STRATEGIES[strategy], quiet=True) as learner:
             steps[learner.number] = 0
             for batch in learner.draw(dataset(), epochs=EPOCHS, batch_size=BATCH):
                 learner.step(loss_of(model, batch))
@@ -55,7 +64,7 @@ def test_one_that_is_removed_leaves_the_rest_to_the_others(strategy: str, leaver
     assert len(leaders) == 1
 
 
-@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_stop_ends_all_loops_after_a_checkpoint(strategy: str, tmp_path: Path) -> None:
     """The checkpoint and what is trained after it are the whole run."""
     asked = Asked()
@@ -67,7 +76,7 @@ def test_a_stop_ends_all_loops_after_a_checkpoint(strategy: str, tmp_path: Path)
         with unisono.Learner(
             model,
             sgd(model),
-            SHARING[strategy],
+            STRATEGIES[strategy],
             checkpoints=tmp_path,
             checkpoint_every=10**6,
             resume=resume,
@@ -96,7 +105,33 @@ def test_a_stop_ends_all_loops_after_a_checkpoint(strategy: str, tmp_path: Path)
     assert resumed.counts.committed == TOTAL - in_checkpoint
 
 
-@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_that_is_removed_writes_its_part_of_a_checkpoint(strategy: str, tmp_path: Path) -> None:
+    asked = Asked()
+
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(
+            model,
+            sgd(model),
+            STRATEGIES[strategy],
+            checkpoints=tmp_path,
+            checkpoint_every=10**6,
+            quiet=True,
+        ) as learner:
+            batches = learner.draw(dataset(), epochs=EPOCHS, batch_size=BATCH)
+            for place, batch in enumerate(batches):
+                learner.step(loss_of(model, batch))
+                if place == 4 and learner.number == 1:
+                    asked.ask(Action.STOP)
+                    asked.ask(Action.REMOVE, 2)
+
+    ran = threads(loop, 3, requests=asked)
+    assert ran.state.pool.over and ran.state.pool.stopped and not ran.state.lost
+    assert len(checkpoints(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_checkpoint_is_written_when_it_is_asked_for(strategy: str, tmp_path: Path) -> None:
     asked = Asked()
     told: list[dict[str, object]] = []
@@ -106,7 +141,7 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(strategy: str, tmp_path: P
         with unisono.Learner(
             model,
             sgd(model),
-            SHARING[strategy],
+            STRATEGIES[strategy],
             checkpoints=tmp_path,
             checkpoint_every=10**6,
             quiet=True,

@@ -21,8 +21,10 @@ from unisono.coordinator.messages import (
     Request,
 )
 from unisono.coordinator.output import Output
+from unisono.coordinator.requests import Requested
 from unisono.coordinator.state import State
 from unisono.fabric import Address, learner
+from unisono.fabric.address import COORDINATOR
 from unisono.pool.ranges import RangeSet
 
 A = TypeVar("A")
@@ -78,6 +80,10 @@ class Desk:
         """The service declares a learner dead."""
         lost = Lost(LossReason.PROCESS_ENDED)
         return self._apply(Command(learner(number, incarnation), lost))
+
+    def request(self, requested: Requested) -> list[Output]:
+        """Somebody asks for something while the run runs."""
+        return self._apply(Command(COORDINATOR, requested))
 
     def _apply(self, command: Command) -> list[Output]:
         self.commands.append(command)

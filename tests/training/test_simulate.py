@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,18 @@ def contents(folder: Path) -> dict[str, str]:
         str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in files
     }
+
+
+def test_masks_are_those_of_the_seed_whatever_ran_before(
+    small: Path, hosts: Path, tmp_path: Path
+) -> None:
+    out, masks = tmp_path / "out", ("--set", "augment.time_masks=2")
+    words = (small, "--strategies", "averaging", "--hosts", hosts, "--epochs", 1, "--seeds", 2)
+    simulate(*words, *masks, "--out", out)
+    after_another = contents(out / "averaging-1")
+    shutil.rmtree(out / "averaging-1")
+    assert "done before" in simulate(*words, *masks, "--out", out)
+    assert contents(out / "averaging-1") == after_another
 
 
 def test_the_same_seed_gives_the_same_bytes(small: Path, hosts: Path, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ class Checkpoints:
       *cuts*: it keeps its model, and says what that contains and is not committed yet. The
       checkpoint counts what was committed when it was ordered, what each committed until its own
       cut, and what it said there: a minibatch is in it if, and only if, it is in the kept model of
-      its trainer. A death before all have cut ends such a checkpoint; the one before it stays.
+      its trainer. If a member dies or leaves before it has cut and written its part, such a
+      checkpoint is given up; the one before it stays, and if it was asked for, another follows.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,8 @@ class Checkpoints:
         """Whether somebody wants one now."""
         self._is_asked_for = False
         """Whether the one that is being cut was asked for: if it is given up, another follows."""
+        self._awaited: int | None = None
+        """The one that was asked for, until all of its parts are written."""
         self._reached = 0
         self._committed: dict[int, list[Range]] = {}
         self._parts: dict[int, set[Address]] = {}
@@ -68,6 +71,8 @@ class Checkpoints:
         self.keeping, self.number = self.number, self.number + 1
         self._cutting, self._uncut = RangeSet(committed), set(members)
         self._ordered[self.keeping] = set(members)
+        if self._is_asked_for:
+            self._awaited = self.keeping
 
     def add(self, owner: Address, ranges: Iterable[Range]) -> None:
         """A learner's work was committed: it counts until the learner cuts."""
@@ -86,32 +91,53 @@ class Checkpoints:
             self._committed[self.keeping] = list(self._cutting)
             self._cutting = None
 
-    def give_up(self) -> None:
-        """A member is gone; what others commit of it now may be in nobody's kept model."""
-        self._cutting, self._uncut = None, set()
-        self.asked, self._is_asked_for = self.asked or self._is_asked_for, False
+    @property
+    def is_awaited(self) -> bool:
+        """Whether one that was asked for has still to be ordered, cut or written."""
+        return self.asked or self.cutting or self._awaited is not None
+
+    def remove(self, who: Address) -> None:
+        """A member is gone.
+
+        If it has not cut, what others commit of it now may be in nobody's kept model; if it has
+        not written its part, nobody will.
+        """
+        given_up = {
+            number
+            for number, members in self._ordered.items()
+            if who in members and who not in self._parts.get(number, ())
+        }
+        if self._cutting is not None and self.keeping is not None:
+            given_up.add(self.keeping)
+            self._cutting, self._uncut = None, set()
+        for number in given_up:
+            self._committed.pop(number, None)
+        if self._awaited in given_up:
+            self._awaited, self.asked = None, True
 
     # Parts.
 
-    def part(
-        self, who: Address, number: int, living: Collection[Address], error: str = ""
-    ) -> list[Range] | None:
-        """A part is written; what is committed in the whole, if it is. Empty: as it is now.
-
-        With an ``error`` it could not be written: when all have tried, the checkpoint is given up.
-        """
+    def part(self, who: Address, number: int, error: str = "") -> None:
+        """A part is written; with an ``error`` it could not be."""
         if error:
             self._errors.setdefault(number, f"{who.name}: {error}")
-        parts = self._parts.setdefault(number, set())
-        parts.add(who)
-        ordered = self._ordered.get(number)
+        self._parts.setdefault(number, set()).add(who)
+
+    def whole(self, number: int, living: Collection[Address]) -> list[Range] | None:
+        """What is committed in a checkpoint whose last part has come; None: it has not.
+
+        Empty: what is committed now. To be asked after each part, and when a member is gone. If a
+        part could not be written, the checkpoint is given up now that all have tried.
+        """
+        parts, ordered = self._parts.get(number, set()), self._ordered.get(number)
         wanted = living if ordered is None else ordered
-        if len(parts) < len(wanted) or not parts.issuperset(wanted):
+        if not wanted or len(parts) < len(wanted) or not parts.issuperset(wanted):
             return None
         if ordered is not None and number not in self._committed:
             return None  # It was given up.
         self._parts = {n: p for n, p in self._parts.items() if n > number}
         self._ordered.pop(number, None)
+        self._awaited = None if number == self._awaited else self._awaited
         return self._committed.pop(number, [])
 
     def take_error(self, number: int) -> str:

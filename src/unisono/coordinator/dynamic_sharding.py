@@ -93,8 +93,9 @@ class DynamicSharding:
         self._idle.discard(who)
         self._requests.pop(who, None)
         self._donors = {new: old for new, old in self._donors.items() if who not in (new, old)}
-        if self._run.checkpoints.cutting:
-            self._run.checkpoints.give_up()
+        cutting = self._run.checkpoints.cutting
+        self._run.checkpoints.remove(who)
+        if cutting:
             self._tell_after_cut(None)
 
     def _let_in(self, who: Address) -> None:
@@ -174,7 +175,7 @@ class DynamicSharding:
     def _stop_after_checkpoint(self) -> None:
         """Where a stop was asked for: nothing more is handed out once its checkpoint is fixed."""
         run, checkpoints = self._run, self._run.checkpoints
-        if not run.stopping or checkpoints.asked or checkpoints.cutting:
+        if not run.stopping or checkpoints.is_awaited:
             return
         by_round = not run.commits_by_word and checkpoints.keeping is not None
         if by_round and run.sync_rounds.resolved <= (checkpoints.keeping or 0):

@@ -52,6 +52,8 @@ class RunState:
         """How many requests of people were taken."""
         self.removed: set[int] = set()
         """Numbers of learners that are to leave, or have left, before the end."""
+        self.unasked = False
+        """Whether some of them have still to be asked to leave."""
         self.stopping = False
         """Whether nothing more is to be handed out after the next checkpoint."""
 

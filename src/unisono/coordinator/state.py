@@ -72,6 +72,8 @@ class State(RunState):
         self._dynamic = DynamicSharding(self)
         self._orderly = False
         self._leaving: dict[Address, Command] = {}
+        self._newest_part: PartWritten | None = None
+        """Of a checkpoint that is not whole."""
         self._departed = Departed()
 
     def apply(self, command: Command) -> list[Output]:
@@ -139,6 +141,7 @@ class State(RunState):
         self._dynamic.repeat_directives()
         for supply in self.sync_rounds.supplies:
             self.delivery.send(supply)
+        self.unasked = bool(self.removed)
         self._ask_to_leave()
         return self.delivery.out()
 
@@ -154,8 +157,7 @@ class State(RunState):
         self.delivery.answer(command, Admitted())
         if self.failure is not None:
             self.tell(command.who, CONTROL.name, Abandon(self.failure))
-        if command.who.number in self.removed:
-            self._ask_to_leave()
+        self.unasked = self.unasked or command.who.number in self.removed
 
     @handle.register
     def _on_open(self, operation: Open, command: Command) -> None:
@@ -231,12 +233,16 @@ class State(RunState):
             return  # all leave now, and one of them has been told to see to the model
         if operation.action is Action.REMOVE and operation.learner is not None:
             self.removed.add(operation.learner)
-            self._ask_to_leave()
+            self.unasked = True
         if operation.action in (Action.CHECKPOINT, Action.STOP):
             self.checkpoints.asked = self.job is not None and self.job.checkpoint_every > 0
             self.stopping = self.stopping or operation.action is Action.STOP
 
     def _ask_to_leave(self) -> None:
+        """Whoever is removed leaves once one that stays has the run's parameters."""
+        if not self.unasked or all(a.number in self.removed for a in self.state_holders):
+            return
+        self.unasked = False
         for learner in self.learners:
             if learner.number in self.removed:
                 self.tell(learner, CONTROL.name, AskedToLeave())
@@ -247,6 +253,7 @@ class State(RunState):
         self._static.remove(who)
         self._dynamic.remove(who)
         self.sync_rounds.remove(who)
+        self._finish_checkpoint()
         may_live_on = self.commits_by_word and not self.pool.over
         self._departed.add(who, self._dynamic.witnesses if may_live_on else ())
 
@@ -308,14 +315,21 @@ class State(RunState):
 
     @handle.register
     def _on_part_written(self, operation: PartWritten, command: Command) -> None:
-        """The last part of a checkpoint makes it whole."""
-        number, error = operation.checkpoint, operation.error
-        committed = self.checkpoints.part(command.who, number, self.learners, error)
-        if committed is not None:
-            ranges = tuple(committed or self.pool.committed)
-            error = self.checkpoints.take_error(number)
-            body = CheckpointWritten(operation.folder, operation.keep, ranges, number + 1, error)
-            self.tell(COORDINATOR, "checkpoint", body)
+        self.checkpoints.part(command.who, operation.checkpoint, operation.error)
+        self._newest_part = operation
+        self._finish_checkpoint()
+
+    def _finish_checkpoint(self) -> None:
+        """A checkpoint is whole with its last part, or when the member whose part is missing goes."""
+        part = self._newest_part
+        committed = part and self.checkpoints.whole(part.checkpoint, self.learners)
+        if part is None or committed is None:
+            return
+        self._newest_part = None
+        ranges = tuple(committed or self.pool.committed)
+        error = self.checkpoints.take_error(part.checkpoint)
+        body = CheckpointWritten(part.folder, part.keep, ranges, part.checkpoint + 1, error)
+        self.tell(COORDINATOR, "checkpoint", body)
 
     # What follows.
 
@@ -335,6 +349,7 @@ class State(RunState):
                 self._dynamic.advance(self._departed.held)
             else:
                 self._static.advance()
+            self._ask_to_leave()
         self._let_leave()
 
     def _commit_agreed(self) -> None:

@@ -114,6 +114,7 @@ class Rejoiner:
         if not self._left and self.current is not None:
             self.current.replica.abort_update()
             with self.surviving():
+                self.current.stepper.write_checkpoint()  # others may have written theirs
                 if self.current.shares_nothing:
                     self.current.participant.flush()
                 self._last_consensus = self.current.participant.consensus()

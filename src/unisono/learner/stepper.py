@@ -87,7 +87,7 @@ class Stepper(Generic[T]):
         assert self._items is not None
         self._pass_over_unused()
         self._end_round()
-        self._write_checkpoint()
+        self.write_checkpoint()
         while True:
             began = self._replica.fabric.now()
             self.waiting_since = began if self.waiting_since is None else self.waiting_since
@@ -104,7 +104,7 @@ class Stepper(Generic[T]):
                 self._current, self.waiting_since, self.computing_since = None, None, began
                 return None
             self._handle(item)
-            self._write_checkpoint()
+            self.write_checkpoint()
 
     def backward_done(self, *, accumulate: bool = False) -> None:
         """The gradient of the current minibatch is there."""
@@ -219,8 +219,10 @@ class Stepper(Generic[T]):
         self._last_round = ended.sync_round
         self._checkpoint_due |= ended.checkpoint
 
-    def _write_checkpoint(self) -> None:
-        """Between two iterations of the user's loop, so that schedulers and scalers are in step.
+    def write_checkpoint(self) -> None:
+        """Writes the part of a checkpoint that is due, if any.
+
+        Between two iterations of the user's loop, so that schedulers and scalers are in step.
 
         Where every step is a round it waits for the end of an accumulation.
         """

@@ -38,8 +38,12 @@ class Simulate:
         hosts = simulation.costed(jobs)
         with planned(out, simulation.settings(hosts), "simulate", "simulation"):
             write_atomically(out / HOSTS, hosts.dump().encode())
-            sources: dict[Part, FrameSource | ChunkSource] = {}
+            known: dict[int | None, dict[Part, FrameSource | ChunkSource]] = {}
             for number, job in enumerate(jobs, start=1):
+                augment = job.config.augment
+                # The masks of SpecAugment, which a source holds, depend on the seed.
+                masked = augment.frequency_masks or augment.time_masks
+                sources = known.setdefault(job.seed if masked else None, {})
                 self._run(job, hosts, sources, f"[{number}/{len(jobs)}]")
             rows = self._rows(jobs)
             lines = table(rows, simulation.plan.base.epochs)

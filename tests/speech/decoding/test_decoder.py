@@ -73,6 +73,15 @@ def test_each_setting_finds_the_path_that_it_prefers(
     assert len({tuple(h.words for h in paths) for paths in found.values()}) > 3, "settings matter"
 
 
+def test_an_utterance_without_a_path_has_no_words_and_is_never_preferred(
+    inputs: GraphInputs,
+) -> None:
+    impossible = np.full((20, inputs.topology.states), -np.inf, dtype=np.float32)
+    with Decoder(build_graph(inputs), inputs.words, 1) as decoder:
+        (found,) = decoder.decode([impossible], 0.1, 0.5)
+    assert found.words == () and found.cost(0.1, 0.5) == np.inf
+
+
 def test_two_processes_give_the_same_and_count_their_cpu_time(
     inputs: GraphInputs, loglikes: list[np.ndarray]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Hypothesis:
 
     Attributes:
         words: Its words.
-        graph_cost: Its cost in the graph, without word insertion penalties.
+        graph_cost: Its cost in the graph, without word insertion penalties; infinity where the
+            search found no path.
         acoustic_cost: Its negative log-likelihood, not scaled.
     """
 
@@ -53,9 +55,9 @@ class _Task:
 
 @dataclass(frozen=True, kw_only=True)
 class _Path:
-    labels: tuple[int, ...] = ()
-    graph_cost: float = 0.0
-    scaled_acoustic_cost: float = 0.0
+    labels: tuple[int, ...]
+    graph_cost: float
+    scaled_acoustic_cost: float
 
 
 def _no_graph() -> dict[Path, Any]:
@@ -74,7 +76,7 @@ def _search(graphs: dict[Path, Any], task: _Task) -> _Path:
     search.decode(scores)
     found, best = search.get_best_path()
     if not found:
-        return _Path()
+        return _Path(labels=(), graph_cost=math.inf, scaled_acoustic_cost=0.0)
     _, _, labels, weight = kaldifst.get_linear_symbol_sequence(best)
     return _Path(labels=tuple(labels), graph_cost=weight.value1, scaled_acoustic_cost=weight.value2)
 
