@@ -320,7 +320,7 @@ class State(RunState):
         self._finish_checkpoint()
 
     def _finish_checkpoint(self) -> None:
-        """A checkpoint is whole with its last part, or when the member whose part is missing goes."""
+        """A checkpoint is whole with its last part, or when who lacks it is gone."""
         part = self._newest_part
         committed = part and self.checkpoints.whole(part.checkpoint, self.learners)
         if part is None or committed is None:
