@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from support.disks import at_most
 from unisono.errors import UserError
 from unisono.fabric import files
 from unisono.fabric.files import AppendFile, retry_while_full
-
-
-@contextmanager
-def at_most(size: int) -> Iterator[None]:
-    """Files of this process grow no further."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def lines(first: int, last: int) -> list[bytes]:

@@ -169,7 +169,7 @@ def test_stacks_and_what_is_refused(start: Start, prep: Path, tmp_path: Path) ->
     before = lines_of(log)
     until(lambda: lines_of(log) > before, what="learner 1 to go on")
     os.kill(command.learner(1), signal.SIGSTOP)
-    assert "does not respond" in ask(out, "stack", 1)["text"]
+    assert "learner 1 shows no stack" in ask(out, "stack", 1)["text"]
     os.kill(command.learner(1), signal.SIGCONT)
     for learner in (7, None, "1", True, 1.5):
         for action in ("stack", "remove"):

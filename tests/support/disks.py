@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -26,3 +27,14 @@ def small_disk(size: str) -> Iterator[Path]:
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
         folder.rmdir()
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Files of this process grow no further."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -263,6 +264,29 @@ def test_with_the_token_the_run_is_asked(run: RunDirectory, asked: list[dict[str
             assert ask(server.port, "/control", "POST", bad, **with_token)[0] == 400
         assert ask(server.port, "/", "POST", STOP, **with_token)[0] == 404
     assert asked == [{"action": "stop", "learner": None}]
+
+
+def test_others_look_while_the_run_is_asked(run: RunDirectory, tmp_path: Path) -> None:
+    """The run answers only after somebody else has seen the page."""
+    note = {"socket": str(tmp_path / "control.sock"), "host": platform.node(), "actions": ["stop"]}
+    run.control.write_text(json.dumps(note))
+    hears, seen = threading.Event(), threading.Event()
+
+    def respond(request: dict[str, object]) -> dict[str, object]:
+        hears.set()
+        return {"done": seen.wait(60)}
+
+    listener = RequestSocket(tmp_path / "control.sock")
+    with serving(run) as (server, url), ThreadPoolExecutor(2) as pool:
+        token = urlsplit(url).query.removeprefix("token=")
+        post = pool.submit(ask, server.port, "/control", "POST", STOP, X_Unisono_Token=token)
+        run_ = pool.submit(listener.answer, respond, 60.0)
+        assert hears.wait(60)
+        assert ask(server.port, "/metrics")[0] == 200
+        seen.set()
+        assert json.loads(post.result()[2]) == {"done": True}
+        run_.result()
+    listener.close()
 
 
 def test_the_page_says_why_a_run_takes_no_requests(run: RunDirectory) -> None:

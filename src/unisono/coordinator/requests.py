@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
-
-from unisono.fabric.files import AppendFile
 
 
 class Action(Enum):
@@ -49,10 +48,21 @@ class RequestFile:
         self._requests: list[Requested] = []
 
     def append(self, action: Action, learner: int | None = None) -> None:
-        """Adds a request."""
-        file = AppendFile(self._path)
-        file.append(json.dumps({"action": action.value, "learner": learner}).encode() + b"\n")
-        file.close()
+        """Adds a request.
+
+        Raises:
+            OSError: it cannot be written, for example on a full disk; nothing was added.
+        """
+        line = json.dumps({"action": action.value, "learner": learner}).encode() + b"\n"
+        with self._path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(end)
+                raise
 
     def since(self, count: int) -> list[Requested]:
         """All but the first so many; the file is read only if it has grown."""

@@ -8,7 +8,7 @@ import logging
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Control:
             about = {"socket": str(folder / SOCKET), "host": platform.node()}
             write_atomically(note, json.dumps({**about, "actions": list(handlers)}).encode())
         except (OSError, UserError) as error:
-            log.warning("unisono: the run accepts no requests: %s", error)
+            _warn(error)
 
     def answer(self) -> None:
         """Answers those who have asked by now."""
@@ -60,7 +60,8 @@ class Control:
         """Nobody can ask any more."""
         if self._socket is not None:
             self._socket.close()
-        self._note.unlink(missing_ok=True)
+        with suppress(OSError):  # the disk may have become read-only
+            self._note.unlink()
 
     def _respond(self, request: dict[str, Any]) -> dict[str, Any]:
         handler, learner = self._handlers.get(str(request.get("action"))), request.get("learner")
@@ -125,11 +126,18 @@ STOP_TEXT = "a stop was requested: the run ends after its next checkpoint"
 
 
 @contextmanager
-def single_control(note: Path, say: Callable[[str], None]) -> Iterator[SingleControl]:
-    """Takes requests to a run of one learner, inside."""
-    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-        control = SingleControl(note, Path(folder), say)
+def single_control(note: Path, say: Callable[[str], None]) -> Iterator[SingleControl | None]:
+    """Takes requests to a run of one learner, inside; None: there is no folder for the socket."""
+    control: SingleControl | None = None
+    with ExitStack() as stack:
         try:
-            yield control
-        finally:
-            control.close()
+            temporary = tempfile.TemporaryDirectory(prefix="unisono-", ignore_cleanup_errors=True)
+            control = SingleControl(note, Path(stack.enter_context(temporary)), say)
+            stack.callback(control.close)
+        except OSError as error:
+            _warn(error)
+        yield control
+
+
+def _warn(error: Exception) -> None:
+    log.warning("unisono: the run accepts no requests: %s", error)

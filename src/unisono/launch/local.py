@@ -72,6 +72,8 @@ class Launch:
     """Whether learners that die are replaced."""
     forks: bool = False
     """Whether children may be forks of this process (``fabric/local/forked.py``)."""
+    processes: int = 1
+    """Those of a learner, itself included; it starts the others."""
     threads: int = 0
     """Cores a learner; 0: the cores divided among the learners."""
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -114,10 +116,12 @@ class Launch:
                 self._control = Control(self.control, directory, self._handlers(directory))
             return self._watch(directory)
         finally:
-            if self._control is not None:
-                self._control.close()
-            self._children.stop(GRACE_S)
-            shutil.rmtree(directory, ignore_errors=True)
+            try:
+                if self._control is not None:
+                    self._control.close()
+            finally:
+                self._children.stop(GRACE_S)
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _grow(self, directory: Path, learners: int) -> None:
         while self._wanted_learners < learners:
@@ -228,18 +232,22 @@ class Launch:
     def _handlers(self, directory: Path) -> dict[str, Callable[[int | None], dict[str, str]]]:
         requests = RequestFile(directory / REQUESTS)
 
-        def tell(action: Action, text: str, learner: int | None = None) -> dict[str, str]:
-            requests.append(action, learner)
+        def said(text: str) -> dict[str, str]:
             self.say(text)
             return {"text": text}
+
+        def tell(action: Action, text: str) -> dict[str, str]:
+            requests.append(action)
+            return said(text)
 
         def add(_: int | None) -> dict[str, str]:
             if self._finished or COORDINATOR not in self._children.started:
                 raise UserError("the run is ending: learners can no longer join")
-            check_memory(len(self._children.started))
-            require_files(len(self._children.started))
-            name = self._start_learner(directory)
-            return tell(Action.ADD, f"{name} was added", _number(name))
+            learners = len(self._children.started)  # with the new one in place of the coordinator
+            check_memory(learners, self.processes)
+            require_files(learners)
+            requests.append(Action.ADD, self._next)
+            return said(f"{self._start_learner(directory)} was added")
 
         def remove(number: int | None) -> dict[str, str]:
             name = self._running_learner(number)
@@ -247,8 +255,9 @@ class Launch:
                 raise UserError(f"{name} is already leaving")
             if set(self._children.started) - self._removed <= {COORDINATOR, name}:
                 raise UserError(f"{name} is the last learner: stop the run instead")
+            requests.append(Action.REMOVE, number)
             self._removed.add(name)
-            return tell(Action.REMOVE, f"{name} was asked to leave", number)
+            return said(f"{name} was asked to leave")
 
         def stack(number: int | None) -> dict[str, str]:
             name = self._running_learner(number)
@@ -256,7 +265,8 @@ class Launch:
             found = take_stack_dump(self._children.pid(name), file, STACK_S)
             if not found:
                 raise UserError(
-                    f"{name} does not respond: it is stopped by a signal, or still starting"
+                    f"{name} shows no stack: it is stopped by a signal, still starting, or cannot "
+                    f"write {file}"
                 )
             return {"text": f"stacks of {name}", "stack": found}
 
@@ -290,10 +300,6 @@ class Launch:
         if not failure and not told["over"] and not self._finished and not told["orderly"]:
             failure = "every learner was lost; go on from a checkpoint with --resume"
         return Outcome(bool(failure), failure, told, self._lost)
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition(" ")[2])
 
 
 def _divergence(told: dict[str, Any]) -> str:

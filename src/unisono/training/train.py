@@ -292,6 +292,7 @@ def _train_together(
             metrics=run.metrics,
             respawn=config.respawn,
             forks=forks,
+            processes=config.processes_per_learner,
             threads=config.threads_per_process(os.cpu_count() or 1),
             say=display.say,
             on_turn=EventReaders(run.metrics, display, watch),

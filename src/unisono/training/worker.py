@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -364,7 +365,8 @@ def main() -> None:
     log_to_terminal()
     number = int(os.environ.get(LEARNER, "0"))
     if directory := os.environ.get(DIRECTORY):  # a launcher of this machine, which may ask for them
-        allow_stack_dumps(stacks_file(Path(directory), number))
+        with suppress(OSError):  # training needs no stacks
+            allow_stack_dumps(stacks_file(Path(directory), number))
     with exit_on_error():
         try:
             run = RunDirectory.open(options.run)

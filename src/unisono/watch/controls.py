@@ -33,11 +33,16 @@ class Controls:
             return [], f"the run accepts requests only on its own machine, {note['host']}"
         return note["actions"], ""
 
-    def ask(self, action: str, learner: int | None) -> dict[str, Any]:
-        """Asks the run; the answer has what to say under ``text``, and whether it was ``done``."""
+    def refusal(self, action: str) -> str:
+        """Why the run does not take a request now; empty: it does."""
         actions, why = self.offered()
-        if action not in actions:
-            return {"done": False, "text": why or "this run does not accept that request"}
+        return "" if action in actions else why or "this run does not accept that request"
+
+    def ask(self, action: str, learner: int | None) -> dict[str, Any]:
+        """Asks the run; the answer has what to say under ``text``, and whether it was ``done``.
+
+        It reads none of the events, so that others can meanwhile.
+        """
         request = {"action": action, "learner": learner}
         try:
             return send_request(Path(self._note()["socket"]), request, PATIENCE_S)

@@ -111,7 +111,13 @@ class Pages:
         except (ValueError, LookupError, TypeError, AttributeError):
             return HttpResponse(HTTPStatus.BAD_REQUEST, b"not a request\n", headers=_SAFE)
         self._feed.refresh()
-        answer = json.dumps(self._controls.ask(action, learner)).encode()
+        refusal = self._controls.refusal(action)
+
+        def answer() -> bytes:
+            if refusal:
+                return json.dumps({"done": False, "text": refusal}).encode()
+            return json.dumps(self._controls.ask(action, learner)).encode()
+
         return HttpResponse(HTTPStatus.OK, answer, "application/json", _SAFE)
 
     def _cookie(self, request: HttpRequest) -> str:

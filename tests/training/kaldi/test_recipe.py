@@ -147,8 +147,12 @@ def test_the_last_model_is_among_the_combined_however_many_rounds_there_were() -
     assert kept == list(range(kept[0], 16)) and 6 <= len(kept) <= 8
 
 
-def test_learners_ramp_up_and_the_rate_with_them() -> None:
-    """From 1 to 4 over 16 rounds of 50 examples a learner: 2000 = 50 x 16 x 2.5."""
+@pytest.mark.parametrize("number", [0, 3])
+def test_learners_ramp_up_and_the_rate_with_them(number: int) -> None:
+    """From 1 to 4 over 16 rounds of 50 examples a learner: 2000 = 50 x 16 x 2.5.
+
+    Each learner asks for the others, since each can be removed.
+    """
     asked: list[int] = []
     config = load(None, [*KALDI, "recipe.first_learners=1", "rate.weight_decay=0.02"], {})
     assert config.first_learners == 1
@@ -159,6 +163,7 @@ def test_learners_ramp_up_and_the_rate_with_them() -> None:
     strategy = rules.strategy(Averaging(every=50, sharding=Sharding.STATIC))
     assert isinstance(strategy, Averaging)
     learner: Any = Learner(model)
+    learner.number = number
     here = 1
     for round_ in follow(rules, learner, 16, steps=1):
         last = round_ / 16 + 50 * here / 2000 >= 1

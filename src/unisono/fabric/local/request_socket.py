@@ -34,7 +34,11 @@ class RequestSocket:
             raise
 
     def answer(self, respond: Respond, wait_s: float = 0.0) -> None:
-        """Answers all who have connected; if nobody has, waits so long for the first."""
+        """Answers all who have connected and still wait for it.
+
+        If nobody has connected, it waits so long for the first. What somebody asked who has given
+        up by now is not done.
+        """
         self._socket.settimeout(wait_s)
         while True:
             try:
@@ -44,7 +48,7 @@ class RequestSocket:
             with connection, suppress(OSError, ValueError):
                 connection.settimeout(_READ_S)
                 request = json.loads(_read_line(connection))
-                if isinstance(request, dict):
+                if isinstance(request, dict) and not _has_hung_up(connection):
                     connection.sendall(json.dumps(respond(request)).encode() + b"\n")
             self._socket.settimeout(0.0)
 
@@ -72,6 +76,17 @@ def send_request(path: Path, request: dict[str, Any], patience: float) -> dict[s
     if not isinstance(answer, dict):
         raise ConnectionAbortedError("no answer")
     return answer
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    patience = connection.gettimeout()
+    connection.settimeout(0.0)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    finally:
+        connection.settimeout(patience)
 
 
 def _read_line(connection: socket.socket) -> bytes:

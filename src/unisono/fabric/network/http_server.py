@@ -55,7 +55,8 @@ class HttpResponse:
 
     Attributes:
         status: as in HTTP.
-        body: all of it; not where there is a stream.
+        body: all of it, or what makes it, for which nobody else has to wait; not where there is a
+            stream.
         content_type: of the body.
         headers: others.
         stream: called once a second for the next part, until it returns None, the client is gone
@@ -63,7 +64,7 @@ class HttpResponse:
     """
 
     status: HTTPStatus
-    body: bytes = b""
+    body: bytes | Callable[[], bytes] = b""
     content_type: str = "text/plain; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
     stream: Callable[[], bytes | None] | None = None
@@ -75,7 +76,8 @@ Respond = Callable[[HttpRequest], HttpResponse]
 class HttpServer:
     """Answers requests beside whatever else the process does, until it is closed.
 
-    ``respond`` and the streams that it returns are called by one thread at a time.
+    ``respond`` and the streams that it returns are called by one thread at a time; what makes a
+    body is called beside them.
 
     Raises:
         UserError: nothing can listen there.
@@ -187,18 +189,20 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             with self.server.one_at_a_time:
                 response = self.server.respond(request)
+            body = response.body if isinstance(response.body, bytes) else response.body()
         except Exception:
             log.debug("unisono: %s could not be answered", self.path, exc_info=True)
-            response = HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"this cannot be shown\n")
+            body = b"this cannot be shown\n"
+            response = HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR)
         self.send_response(response.status)
         self.send_header("Content-Type", response.content_type)
         for name, value in response.headers.items():
             self.send_header(name, value)
         if response.stream is None:
-            self.send_header("Content-Length", str(len(response.body)))
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if response.stream is None:
-            self.wfile.write(response.body)
+            self.wfile.write(body)
         else:
             self._send_stream(response.stream)
 

@@ -219,7 +219,7 @@ class KaldiRecipe:
         if not self._recipe.enabled or learner.rounds == self._round:
             return
         self._seen = learner.progress
-        if self._ramps and learner.number == 0:
+        if self._ramps:  # all ask for the same: each of them may leave before the end
             self._ask(self._planned(learner.rounds))
         if learner.rounds - 1 in self._combined(learner.rounds):
             with learner.consensus() as model:
