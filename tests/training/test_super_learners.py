@@ -340,7 +340,7 @@ def test_learners_of_one_machine_take_its_gpus_in_turn(
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        (["cluster=auto"], "not for Ray clusters"),
+        (["cluster=auto"], "does not work on Ray clusters"),
         (["minibatch=3"], "need minibatches of 4 examples or more, and minibatch=3 has 3"),
         (["model=tdnn", "minibatch=96"], "minibatch=96 has 3"),
     ],
