@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,8 @@ def test_a_stop_ends_all_loops_after_a_checkpoint(strategy: str, tmp_path: Path)
     assert resumed.counts.committed == TOTAL - in_checkpoint
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_that_is_removed_writes_its_part_of_a_checkpoint(strategy: str, tmp_path: Path) -> None:
-    asked = Asked()
+def with_checkpoints(strategy: str, folder: Path, ask: Callable[[], None]) -> Callable[[], None]:
+    """A loop that writes checkpoints when it is asked to; learner 1 asks after some steps."""
 
     def loop() -> None:
         model = network()
@@ -115,18 +115,27 @@ def test_one_that_is_removed_writes_its_part_of_a_checkpoint(strategy: str, tmp_
             model,
             sgd(model),
             STRATEGIES[strategy],
-            checkpoints=tmp_path,
+            checkpoints=folder,
             checkpoint_every=10**6,
             quiet=True,
         ) as learner:
-            batches = learner.draw(dataset(), epochs=EPOCHS, batch_size=BATCH)
-            for place, batch in enumerate(batches):
+            for place, batch in enumerate(learner.draw(dataset(), epochs=EPOCHS, batch_size=BATCH)):
                 learner.step(loss_of(model, batch))
                 if place == 4 and learner.number == 1:
-                    asked.ask(Action.STOP)
-                    asked.ask(Action.REMOVE, 2)
+                    ask()
 
-    ran = threads(loop, 3, requests=asked)
+    return loop
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_that_is_removed_writes_its_part_of_a_checkpoint(strategy: str, tmp_path: Path) -> None:
+    asked = Asked()
+
+    def ask() -> None:
+        asked.ask(Action.STOP)
+        asked.ask(Action.REMOVE, 2)
+
+    ran = threads(with_checkpoints(strategy, tmp_path, ask), 3, requests=asked)
     assert ran.state.pool.over and ran.state.pool.stopped and not ran.state.lost
     assert len(checkpoints(tmp_path)) == 1
 
@@ -136,22 +145,7 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(strategy: str, tmp_path: P
     asked = Asked()
     told: list[dict[str, object]] = []
 
-    def loop() -> None:
-        model = network()
-        with unisono.Learner(
-            model,
-            sgd(model),
-            STRATEGIES[strategy],
-            checkpoints=tmp_path,
-            checkpoint_every=10**6,
-            quiet=True,
-        ) as learner:
-            batches = learner.draw(dataset(), epochs=EPOCHS, batch_size=BATCH)
-            for place, batch in enumerate(batches):
-                learner.step(loss_of(model, batch))
-                if place == 4 and learner.number == 1:
-                    asked.ask(Action.CHECKPOINT)
-
+    loop = with_checkpoints(strategy, tmp_path, lambda: asked.ask(Action.CHECKPOINT))
     ran = threads(loop, 3, requests=asked, sink=told.append)
     assert ran.counts.committed == TOTAL
     (kept,) = checkpoints(tmp_path)
