@@ -61,7 +61,7 @@ trainer = UnisonoTrainer(
 trainer.train()
 assert rates == sorted(rates, reverse=True) and rates[-1] < 0.3 * rates[0], rates
 if trainer.is_leader:
-    print("accuracy", trainer.evaluate()["eval_accuracy"], flush=True)
+    print(f"accuracy {trainer.evaluate()['eval_accuracy']}", flush=True)
 trainer.save_model(out)
 """
 

@@ -180,10 +180,17 @@ def test_a_death_at_the_worst_moment(
 ) -> None:
     out = tmp_path / "run"
     command = start_training(
-        start, nodes, prep, out, way, "--learners", "2:3", "--epochs", 12,
+        start, nodes, prep, out, way, "--learners", "2:4", "--epochs", 12,
         kill=moment, learner=learner,
     )  # fmt: skip
-    summary = check(command, out)
+    if moment == "welcome":  # learners that begin alike need none
+        until_run(command, lambda: all(trains(out, n) for n in (0, 1)), "two learners train")
+        nodes.join()
+    try:
+        summary = check(command, out)
+    finally:
+        if moment == "welcome":
+            nodes.remove()
     assert (tmp_path / "killed").exists(), "the moment never came"
     assert "was lost (its worker process has died)" in command.output()
     assert summary["learners_lost"] == 1

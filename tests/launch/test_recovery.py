@@ -246,12 +246,11 @@ def test_checkpoints_that_cannot_be_written_do_not_end_a_run(prep: Path, tmp_pat
 
 @pytest.mark.long
 def test_shared_memory_that_cannot_be_made_is_told_in_one_line(prep: Path, tmp_path: Path) -> None:
-    words = ["train", prep, "--out", "run", "--learners", "2", "--set", "network.hidden=[128]"]
+    words = ["train", prep, "--out", "run", "--learners", "2", "--set", "network.hidden=[512]"]
     words += ["--set", "strategy.sharding=static"]
     status, output = limited("-f 64", *words, cwd=tmp_path)
     assert status == 2 and "Traceback" not in output, output
     assert "bytes cannot be made (File too large): raise the limits" in output
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
