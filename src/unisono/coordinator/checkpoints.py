@@ -33,7 +33,7 @@ class Checkpoints:
         self.asked = False
         """Whether somebody wants one now."""
         self._is_asked_for = False
-        """Whether the one that is being cut was asked for: if it is given up, another follows."""
+        """Whether the one that is due was asked for: if it is given up, another follows."""
         self._awaited: int | None = None
         """The one that was asked for, until all of its parts are written."""
         self._reached = 0
