@@ -11,7 +11,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # A process that a test has ended is replaced once, so that a test that always hangs ends the run.
 IN_PARALLEL := -n $(JOBS) --maxprocesses 8 --max-worker-restart 1
 
-.PHONY: demo test test-long lint types docs bench clean
+.PHONY: demo test test-long test-soak lint types docs bench clean
 
 demo: $(READY)
 	$(BIN)/unisono demo --out demo-run
@@ -21,6 +21,10 @@ test: $(READY)
 
 test-long: $(READY) $(FOR_LONG)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadscope -m long
+
+# The same tests with twenty times the schedules, repetitions and kills: hours.
+test-soak: export UNISONO_SOAK = 20
+test-soak: test-long
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks tools

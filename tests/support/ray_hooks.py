@@ -31,7 +31,8 @@ def environment(
 ) -> dict[str, str]:
     """For the command that starts the run: how Ray starts the processes of its actors.
 
-    A step lasts at least ``pace_s``, so that a test has time on any machine. The moment ``kill`` is
+    A step lasts at least ``pace_s``, so that a test has time on any machine, until the file
+    ``killed`` or ``enough`` is there. The moment ``kill`` is
     the last one of a process, once in the test: of this ``learner``, or of whoever comes there.
     Processes that are ``apart`` believe to be on different machines, and use the network. The
     learner ``late`` joins when the test has made the file ``go``. With ``prep`` all nodes have
@@ -63,7 +64,9 @@ def setup() -> None:
     if plan["pace_s"]:
         from unisono.learner.learner import Learner
 
-        _before(Learner, "step", lambda *_: time.sleep(plan["pace_s"]))
+        ends = [Path(plan["marks"]) / name for name in ("killed", "enough")]
+        pace = lambda *_: any(end.exists() for end in ends) or time.sleep(plan["pace_s"])  # noqa: E731
+        _before(Learner, "step", pace)
     if PREP_HERE in os.environ:
         from unisono.launch.learner_job import Prep
 

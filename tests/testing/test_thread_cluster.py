@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.soak import SOAK
 from support.thread_cluster import ThreadCluster
 from unisono.coordinator.messages import Commit
 from unisono.fabric import Vector
@@ -78,11 +79,10 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize(
-    "repetition", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))]
-)
-def test_the_suite_holds_on_threads(name: str, repetition: int) -> None:
-    check_on(ThreadCluster, STRATEGIES[name], promises=promises(name))
+@pytest.mark.parametrize("repetitions", [1, pytest.param(4 * SOAK, marks=pytest.mark.long)])
+def test_the_suite_holds_on_threads(name: str, repetitions: int) -> None:
+    for _ in range(repetitions):
+        check_on(ThreadCluster, STRATEGIES[name], promises=promises(name))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -95,7 +95,7 @@ def test_the_suite_holds_over_sockets(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("learners", [2, 3, 5, 8])
 def test_many_runs_on_threads(name: str, learners: int) -> None:
-    for repetition in range(20):
+    for repetition in range(6 * SOAK):
         total = 60
         marks = Marks(total, learners, 0.1)
         run = ThreadCluster(
