@@ -14,6 +14,7 @@ from unisono.errors import UserError
 from unisono.launch.ray_actors import CoordinatorActor, Report, ReportKind
 from unisono.launch.ray_cluster import MOST_STILLBORN, ClusterRun
 from unisono.launch.ray_engine import NODE_LABEL
+from unisono.launch.ray_output import print_end
 
 OVER = {"over": True, "failure": None, "lost": [], "joined": 2}
 READY = Report(ReportKind.READY, "", "alpha", "node-1", 7)
@@ -46,6 +47,7 @@ class Engine:
     _events: deque[tuple[str, Any]] = field(default_factory=deque)
     _values: dict[tuple[str, Any], Any] = field(default_factory=dict)
     _count: int = 0
+    _run: str = ""
 
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(get_node_id=lambda: "node-1")
@@ -62,13 +64,14 @@ class Engine:
         ]
 
     def remote(self, kind: type) -> Any:
-        def start(options: dict[str, Any]) -> Any:
+        def start(options: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
             if kind is CoordinatorActor:
                 self._values["endpoint", 0] = "tcp:127.0.0.1:1"
                 self._values["served", 0] = self.told
                 calls = {"endpoint": ("endpoint", 0), "serve": ("served", 0)}
                 return SimpleNamespace(number=-1, **{n: _call(r) for n, r in calls.items()})
             number, self._count = self._count, self._count + 1
+            self._run = arguments[-1]
             self.options_of.append(options)
             for name, value in zip(("prepared", "ended"), self.parts(number), strict=False):
                 self._values[name, number] = value
@@ -77,7 +80,9 @@ class Engine:
             return SimpleNamespace(number=number, prepare=prepare, run=run)
 
         return SimpleNamespace(
-            options=lambda **options: SimpleNamespace(remote=lambda *_: start(options))
+            options=lambda **options: SimpleNamespace(
+                remote=lambda *arguments: start(options, arguments)
+            )
         )
 
     def wait(self, references: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
@@ -91,6 +96,9 @@ class Engine:
         value = self._values[reference]
         if isinstance(value, Exception):
             raise value
+        name, number = reference
+        if name == "ended":
+            print_end(self._run, number)
         return value
 
     def kill(self, actor: Any) -> None:
