@@ -139,7 +139,7 @@ def test_a_killed_process_gives_all_memory_and_descriptors_back() -> None:
         a.send(b.address, "x", {}, TensorVector.zeros(1_000_000))
         b.receive("x").release()
         until(lambda: len(hosts[0].slots._free.get(1 << 22, ())) == 1)
-        assert slots_open() == slots + 1
+        until(lambda: slots_open() == slots + 1)  # one more while a vector of the victim comes in
         for _ in range(CREDIT):
             a.send(victim, "x", {}, TensorVector.zeros(1_000_000))
         a.receive("ready", victim)

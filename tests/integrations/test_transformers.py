@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,9 +77,10 @@ def test_a_trainer_is_a_learner(how: str, tmp_path: Path, start: Callable[..., C
     command = start("launch", "--learners", learners, script, out, how)
     assert command.wait(250) == 0, command.output()
     text = command.output()
-    assert float(text.rpartition("accuracy ")[2].split()[0]) > 0.8, text
+    accuracies = re.findall(r"accuracy ([\d.]+)", text)  # other processes print to it as well
+    assert len(accuracies) == 1 and float(accuracies[0]) > 0.8, text
     assert ("learner 1 was lost" in text) == (how == "killed")
-    assert text.count("accuracy ") == 1 and "eval_accuracy" in text
+    assert "eval_accuracy" in text
     assert [path.name for path in out.glob("*.safetensors")] == ["model.safetensors"]
 
 

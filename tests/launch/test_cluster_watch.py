@@ -37,6 +37,8 @@ class Engine:
 
     parts: Callable[[int], Part]
     told: Any = field(default_factory=lambda: dict(OVER))
+    coordinator_first: bool = False
+    """Its end is heard of before the ends of the learners."""
     nodes_there: tuple[str, ...] = ("node-1", "node-2")
     killed: list[int] = field(default_factory=list)
     options_of: list[dict[str, Any]] = field(default_factory=list)
@@ -85,12 +87,17 @@ class Engine:
             )
         )
 
-    def wait(self, references: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
-        for event in list(self._events):
-            if event in references:
-                self._events.remove(event)
-                return [event], []
-        return [("served", 0)], []
+    def wait(
+        self, references: list[Any], num_returns: int = 1, **_: Any
+    ) -> tuple[list[Any], list[Any]]:
+        served = [("served", 0)]
+        found = [event for event in self._events if event in references][:num_returns]
+        hurries = self.coordinator_first and not any(name == "prepared" for name, _ in self._events)
+        if served[0] in references and (hurries or not found):
+            return served, []
+        for event in found:
+            self._events.remove(event)
+        return found, []
 
     def get(self, reference: Any) -> Any:
         value = self._values[reference]
@@ -169,12 +176,18 @@ def test_no_machine_is_fit() -> None:
     assert outcome.reason == "no machine can do the work; node-2: no PREP"
 
 
-def test_a_failure_ends_the_run() -> None:
+@pytest.mark.parametrize("coordinator_first", [False, True])
+def test_a_failure_ends_the_run(coordinator_first: bool) -> None:
     failed = Report(ReportKind.FAILED, "Traceback ...", "alpha", "node-1")
-    outcome, lines = run(Engine(lambda number: [READY, FINISHED if number else failed]))
+    told = {**OVER, "failure": {"who": "learner-1", "cause": "failed", "text": "Traceback ..."}}
+    stopped = Report(ReportKind.ABANDONED, "another one failed", "alpha", "node-1")
+    parts = lambda number: [READY, failed if number else stopped]  # noqa: E731
+    engine = Engine(parts, told, coordinator_first=coordinator_first)
+    outcome, lines = run(engine)
     assert outcome.failed
-    assert outcome.reason == "learner 0 failed on alpha"
-    assert "Traceback ..." in lines
+    assert outcome.reason == "learner 1 failed on alpha"
+    assert lines.count("Traceback ...") == 1
+    assert sorted(engine.killed) == [-1, 0, 1]
 
 
 def test_what_the_coordinator_says_counts() -> None:

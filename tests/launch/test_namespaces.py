@@ -162,7 +162,7 @@ def test_who_is_cut_off_for_long_is_held_for_dead_and_comes_back(
     stage: Stage, hosts: Hosts, strategy: str
 ) -> None:
     # Those who wait for nobody would otherwise be done before it is back.
-    across = stage(hosts, strategy, 60 if strategy == "averaging" else 300, timeout=6.0)
+    across = stage(hosts, strategy, 300, timeout=6.0)
     across.start_learners()
     across.wait_until_it_says('"round"')
     hosts.pull_cable(3)

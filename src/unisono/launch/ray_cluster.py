@@ -264,8 +264,11 @@ class ClusterRun:
             ended, _ = self.ray.wait(list(placed), num_returns=len(placed), timeout=GRACE_S)
             for reference in ended:
                 with suppress(self.ray.exceptions.RayError):  # It has died.
-                    self.ray.get(reference)
-                    self._ended.append(placed[reference].number)
+                    report: Report = self.ray.get(reference)
+                    if report.kind is ReportKind.FAILED and not self._failure:
+                        self._on_report(placed[reference], report)  # The coordinator was faster.
+                    else:
+                        self._ended.append(placed[reference].number)
         self._output.wait_for(self._ended)
 
     def _outcome(self) -> Outcome:
