@@ -240,6 +240,26 @@ def test_all_may_break_out(strategy: str, together: Together) -> None:
         together(loop, 2)
 
 
+@pytest.mark.parametrize("strategy", SHARING)
+@pytest.mark.parametrize("pause", [0.0, 10.0])
+def test_one_leads_after_breaking_out_at_the_end(strategy: str, pause: float) -> None:
+    """Whether the coordinator has told it to lead by then or not."""
+    is_leader: list[bool] = []
+
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
+            for place, batch in enumerate(learner.draw(dataset(), epochs=2, batch_size=BATCH)):
+                learner.step(loss_of(model, batch))
+                if place == 25:
+                    learner._need_rejoiner().session.fabric.sleep(pause)
+                    break
+            is_leader.append(learner.is_leader)
+
+    simulated(loop, 1)
+    assert is_leader == [True]
+
+
 @pytest.mark.parametrize("strategy", ALL)
 def test_nothing_drawn_and_nothing_trained(strategy: str, together: Together) -> None:
     """A with statement without a loop, or with one that is left at once."""

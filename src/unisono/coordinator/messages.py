@@ -64,8 +64,9 @@ class Mismatch:
 class Left:
     """The learner is no member any more."""
 
-    last: bool = False
-    """Whether no other was left, and none has been told to lead."""
+    leads: bool = False
+    """Whether it sees to the model: it has been told to (and may not have heard of it), or no other
+    is left and none has been told."""
 
 
 @dataclass(frozen=True)

@@ -368,8 +368,8 @@ class State(RunState):
         static = self.job is not None and not self.is_dynamic
         for who, command in list(self._leaving.items()):
             if static or self.pool.over or not self.sync_rounds.may_contain(who):
-                last = self.learners == (who,) and self.leader is None
-                self.delivery.answer(command, Left(last))
+                is_last = self.learners == (who,) and self.leader is None
+                self.delivery.answer(command, Left(self.leader == who or is_last))
                 self._orderly = True
                 self._remove(who)
 

@@ -296,7 +296,7 @@ class Learner:
         left = self._stream is not None and self._stream.left
         if left and self._draws.is_single and self._inside:
             self._rejoiner.leave_early()
-        return self._session.stepper.is_leader or self._rejoiner.was_last
+        return self._session.stepper.is_leader or self._rejoiner.leads
 
     def event(self, name: str, **fields: Any) -> None:
         """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``.

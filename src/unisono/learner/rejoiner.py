@@ -42,8 +42,8 @@ class Rejoiner:
         """The life that is lived, or the last one; None between two."""
         self._left = False
         self._last_consensus: Vector | None = None
-        self.was_last = False
-        """After ``leave_early``: whether no other learner was left in the run."""
+        self.leads = False
+        """After ``leave_early``: whether this learner sees to the model."""
 
     @property
     def session(self) -> Session[Any]:
@@ -118,17 +118,17 @@ class Rejoiner:
                 if self.current.shares_nothing:
                     self.current.participant.flush()
                 self._last_consensus = self.current.participant.consensus()
-            self.was_last = self.leave()
+            self.leads = self.leave()
 
     def leave(self) -> bool:
-        """Leaves the run in good order, once; whether nobody else is there to lead."""
-        last = False
+        """Leaves the run in good order, once; whether it sees to the model."""
+        leads = False
         if not self._left and self.current is not None:
             self._left = True
             self.current.replica.abort_update()
             with self.surviving():
-                last = self.current.client.call(Leave(), "session").last
-        return last
+                leads = self.current.client.call(Leave(), "session").leads
+        return leads
 
     def _begin(self) -> None:
         fabric = self._placement.node(address_at(self._placement, self._incarnation))
