@@ -119,6 +119,19 @@ STRATEGIES: dict[str, tuple[Make, Promises, int]] = {
         12,
     ),
     "dynamic-int4": (lambda: Averaging(every=8, precision=INT4), ROUNDED, 12),
+    "fragments": (lambda: Averaging(every=8, fragments=3), PLAIN, 20),
+    "fragments-short-rounds": (lambda: Averaging(every=4, fragments=8), PLAIN, 12),
+    "fragments-nesterov": (
+        lambda: Averaging(every=8, fragments=3, outer=Nesterov()),
+        MOMENTUM,
+        10,
+    ),
+    "fragments-leaving-out": (
+        lambda: Averaging(every=8, fragments=3, selection=ByTurns()),
+        LEAVING_OUT,
+        10,
+    ),
+    "fragments-int4": (lambda: Averaging(every=8, fragments=4, precision=INT4), ROUNDED, 12),
     "allreduce-int8": (lambda: AllReduce(precision=INT8), ROUNDED, 7),
     "delay-by-one-int8": (lambda: DelayByOne(precision=INT8), ROUNDED, 7),
     "gossip-fixed-int8": (lambda: GossipFixed(every=8, precision=INT8), PAIRS, 12),
@@ -151,6 +164,7 @@ MANY = 100 * SOAK
 
 VARIANTS = {
     "short-rounds",
+    "fragments-short-rounds",
     "adpsgd-rarer",
     "server-waiting",
     "server-warm",

@@ -8,6 +8,7 @@ from typing import ClassVar
 from unisono.errors import UserError
 from unisono.fabric import Precision, Vector
 from unisono.strategies.base import Replica, RoundPlan, Sharding, Strategy
+from unisono.strategies.engines.error_feedback import Bounds
 from unisono.strategies.engines.model_rounds import ModelRoundsParticipant
 from unisono.strategies.engines.sync_rounds import Contribution
 from unisono.strategies.every import AUTO, check_every, describe_every, plan_pace
@@ -27,15 +28,23 @@ class AveragingParticipant(ModelRoundsParticipant):
     and the outer step makes of it ``agreed``, s, from which the next round starts. Static sharding:
     everybody waits for the round, and x_i = s. Dynamic sharding: learners go on computing
     meanwhile; x_i = x_i + (s - snapshot_i), so the steps made since the snapshot stay.
+
+    In fragments the snapshot is still one, of one instant, and so is the commit: the learner moves
+    to the mean of each fragment when that is there, x_i = x_i + (mean - snapshot_i) on the
+    fragment, and to s, by what is left of the difference, when the round is complete. Were the
+    fragments of different instants, a learner that dies would leave some minibatches in a part of
+    the others' parameters alone.
     """
 
     def __init__(self, replica: Replica, settings: Averaging) -> None:
-        super().__init__(replica, settings.precision)
+        super().__init__(replica, settings.precision, settings.fragments)
         self._settings = settings
         self.selection = settings.selection
         self._static = settings.sharding is Sharding.STATIC
         self._averaged = False
         """Whether ``agreed`` comes of a round, and is not the model that all began with."""
+        self._moved: Vector | None = None
+        """What fragments of the round under way have moved the learner by."""
 
     def begin(self, agreed: Vector) -> None:
         """An outer step with a fresh memory."""
@@ -51,6 +60,18 @@ class AveragingParticipant(ModelRoundsParticipant):
             if self._settings.restart_optimizer:
                 self.replica.restart_optimizer()
 
+    def conclude_fragment(self, mean: Vector, contribution: Contribution, part: Bounds) -> None:
+        """Hands the difference in, less that of an attempt which has broken."""
+        delta = contribution.vector.like()
+        delta.difference(contribution.vector, contribution.vector)  # zero: they are finite
+        if self._moved is None:
+            self._moved = delta.copy()
+        moved, change = self._moved.slice(*part), delta.slice(*part)
+        change.difference(mean, contribution.vector.slice(*part))
+        change.add(moved, -1.0)
+        moved.add(change)
+        self.replica.add(delta)
+
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """Takes the outer step; with dynamic sharding hands the difference in."""
         with self.lock:
@@ -58,6 +79,9 @@ class AveragingParticipant(ModelRoundsParticipant):
             self._averaged = True
         if not self._static:
             contribution.vector.difference(self.agreed, contribution.vector)
+            if self._moved is not None:
+                contribution.vector.add(self._moved, -1.0)
+                self._moved = None
             self.replica.add(contribution.vector)
 
     def consensus(self) -> Vector | None:
@@ -84,6 +108,9 @@ class Averaging(Strategy):
     precision: Precision = Precision.FLOAT32
     """Of changes on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for a
     half, a quarter, an eighth or a 25th of the bytes."""
+    fragments: int = 1
+    """Parts in which a round moves the model, one after the other, spread over the time until the
+    next round (dynamic sharding): the peak of traffic falls by so many times."""
     selection: Selection = field(default_factory=AllModels, metadata=CODE_ONLY)
     """Whose models go into the mean; in code only, `recipe.*` sets it for a run."""
 
@@ -95,6 +122,13 @@ class Averaging(Strategy):
         check_every(self.every)
         if self.restart_optimizer and self.sharding is not Sharding.STATIC:
             raise UserError("restart_optimizer needs rounds of all learners: set sharding=static")
+        if self.fragments < 1:
+            raise UserError(f"fragments is {self.fragments}: there must be at least one")
+        if self.fragments > 1 and self.sharding is Sharding.STATIC:
+            raise UserError(
+                "fragments spread a round over the computing after it, and with static sharding "
+                "everybody waits for the round: set sharding=dynamic, or fragments=1"
+            )
 
     @property
     def waits(self) -> str:

@@ -38,8 +38,9 @@ def together(count: int, work: TrainedWork, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [0, 1, 3, 17])
-def test_it_is_the_weighted_mean(members: int, size: int) -> None:
-    """Also with fewer numbers than members, and with members of weight zero."""
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_it_is_the_weighted_mean(members: int, size: int, fragments: int) -> None:
+    """Also with fewer numbers than members or fragments, and with members of weight zero."""
     source = np.random.default_rng(members)
     values = source.normal(size=(members, size))
     weights = [0, 3, 1, 0, 2][:members]
@@ -51,7 +52,20 @@ def test_it_is_the_weighted_mean(members: int, size: int) -> None:
         x = TensorVector(torch.tensor(values[number]))
         result = x.like()
         candidate = Candidate(weights[number], None)
-        parts = collective.mean(addresses, (0, 0), x, candidate, ((number, number + 1),), result)
+        seen = []
+
+        def between(part: tuple[int, int]) -> None:
+            """What was given is the mean already, whatever others do in the meantime."""
+            seen.append((part, numbers(result)[slice(*part)]))
+            node.sleep(0.1 * number)
+
+        note = ((number, number + 1),)
+        parts = collective.mean(
+            addresses, (0, 0), x, candidate, note, result, fragments=fragments, between=between
+        )
+        assert len(seen) == fragments - 1
+        for part, mean in seen:
+            assert np.array_equal(mean, numbers(result)[slice(*part)])
         assert parts.notes == {a: ((a.number, a.number + 1),) for a in addresses}
         assert not parts.left_out
         assert np.array_equal(numbers(x), values[number])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -73,21 +74,29 @@ def run(
     kernel.run()
 
 
-def bounds(members: int) -> list[tuple[int, int]]:
-    return [(SIZE * i // members, SIZE * (i + 1) // members) for i in range(members)]
+def bounds(members: int, fragments: int = 1) -> list[tuple[int, int]]:
+    """The slices of all members: of each fragment as many."""
+    ends = [SIZE * i // fragments for i in range(fragments + 1)]
+    return [
+        (a + (b - a) * i // members, a + (b - a) * (i + 1) // members)
+        for a, b in pairwise(ends)
+        for i in range(members)
+    ]
 
 
-def replay(changes: Numbers, weights: Sequence[int], precision: Precision) -> list[Numbers]:
+def replay(
+    changes: Numbers, weights: Sequence[int], precision: Precision, fragments: int
+) -> list[Numbers]:
     """The formula of the module: rounds x members x numbers in, the mean of each round out."""
     rounds, members, _ = changes.shape
     unsent, mean_unsent = np.zeros((members, SIZE)), np.zeros(SIZE)
     means = []
     for number in range(rounds):
         mean = np.zeros(SIZE)
-        for owner, (start, stop) in enumerate(bounds(members)):
+        for place, (start, stop) in enumerate(bounds(members, fragments)):
             for member in range(members):
                 total = changes[number, member, start:stop] + unsent[member, start:stop]
-                sent = total if member == owner else rounded(total, precision)
+                sent = total if member == place % members else rounded(total, precision)
                 if weights[member]:
                     unsent[member, start:stop] = total - sent
                 mean[start:stop] += weights[member] / sum(weights) * sent
@@ -100,15 +109,15 @@ def replay(changes: Numbers, weights: Sequence[int], precision: Precision) -> li
 
 @pytest.mark.parametrize("precision", FEW)
 @pytest.mark.parametrize("weights", [(1, 1), (1, 2, 4), (3, 0, 1, 2)])
-@pytest.mark.parametrize("has_common", [False, True])
+@pytest.mark.parametrize(("has_common", "fragments"), [(False, 1), (True, 1), (True, 3)])
 def test_rounds_are_those_of_the_formula(
-    precision: Precision, weights: tuple[int, ...], has_common: bool
+    precision: Precision, weights: tuple[int, ...], has_common: bool, fragments: int
 ) -> None:
     """Each moves the common vector, from which the next changes are counted."""
     members, rounds = len(weights), 6
     source = np.random.default_rng(members)
     changes = source.normal(size=(rounds, members, SIZE)) * source.exponential(size=(rounds, 1, 1))
-    expected = replay(changes, weights, precision)
+    expected = replay(changes, weights, precision, fragments)
     found: dict[int, list[Numbers]] = {}
     addresses = [learner(number) for number in range(members)]
 
@@ -130,6 +139,7 @@ def test_rounds_are_those_of_the_formula(
                 (),
                 result,
                 common=common if has_common else None,
+                fragments=fragments,
             )
             collective.settle(result, counted=weights[me] > 0)
             assert torch.equal(x.tensor, before.tensor)
@@ -258,13 +268,12 @@ def test_a_newcomer_has_left_nothing_unsent(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_residuals_are_kept_and_read_again() -> None:
-    made = Residuals(TensorVector(torch.randn(10)), TensorVector(torch.randn(4)), (3, 7))
-    vectors = {**made.vectors(), "agreed": TensorVector.zeros(10)}
+    means = {(3, 7): TensorVector(torch.randn(4)), (13, 17): TensorVector(torch.randn(4))}
+    made = Residuals(TensorVector(torch.randn(20)), dict(means))
+    vectors = {**made.vectors(), "agreed": TensorVector.zeros(20)}
     found = Residuals.load(vectors)
     assert list(vectors) == ["agreed"]
-    assert isinstance(found.own, TensorVector) and isinstance(made.own, TensorVector)
-    assert isinstance(found.mean, TensorVector) and isinstance(made.mean, TensorVector)
-    assert torch.equal(found.own.tensor, made.own.tensor)
-    assert torch.equal(found.mean.tensor, made.mean.tensor)
-    assert found.bounds == (3, 7)
+    assert made.own is not None and made.own.equals(found.own)
+    assert found.means.keys() == means.keys()
+    assert all(mean.equals(found.means[bounds]) for bounds, mean in means.items())
     assert Residuals.load({}) == Residuals() and Residuals().vectors() == {}

@@ -19,11 +19,14 @@ which is the same at every member, too: the owner takes the rounded mean, as all
 part does not travel, and is not rounded. What is rounded off is small against what has changed
 since r, not against the vector itself, and comes in the next round. A member that is alone sends
 nothing, so nothing is rounded.
+
+In *fragments* all of this is done for one part of the vector after the other: what is in the mean,
+with which weight, is the same, and at most one fragment is on its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -39,7 +42,7 @@ from unisono.fabric import (
     encoded_nbytes,
 )
 from unisono.pool.ranges import Ranges
-from unisono.strategies.engines.error_feedback import Residuals, send_off
+from unisono.strategies.engines.error_feedback import Bounds, Residuals, send_off
 from unisono.strategies.selection import AllModels, Candidate, Selection
 
 M = TypeVar("M")
@@ -116,11 +119,14 @@ class Collective:
         result: Vector,
         selection: Selection = EVERYBODY,
         common: Vector | None = None,
+        fragments: int = 1,
+        between: Callable[[Bounds], None] | None = None,
     ) -> Parts:
         """Writes the weighted mean into ``result``; returns everybody's note.
 
         ``common`` is a vector that all members have, near theirs; without one it is zero. When it
-        is known what became of the round, ``settle`` must be called before the next one.
+        is known what became of the round, ``settle`` must be called before the next one. After each
+        fragment but the last ``between`` is called with its bounds; its mean is in ``result`` then.
         """
         self._left = None
         precision = self._precision if len(members) > 1 else Precision.FLOAT32
@@ -129,12 +135,15 @@ class Collective:
         total = self._total(vector, common, in_place=precision is Precision.FLOAT32)
         try:
             own = Part(tag, candidate, note)
-            parts = self._mean(list(members), own, total, result, selection, precision)
+            for place, bounds in enumerate(_bounds((0, len(vector)), fragments)):
+                parts = self._mean(list(members), own, total, result, bounds, selection, precision)
+                if common is not None:
+                    result.slice(*bounds).add(common.slice(*bounds))
+                if between is not None and place < fragments - 1:
+                    between(bounds)
         except (Gone, Aborted):
             self._abort(members, tag)
             raise
-        if common is not None:
-            result.add(common)
         return parts
 
     def settle(self, result: Vector, *, counted: bool) -> None:
@@ -164,11 +173,13 @@ class Collective:
         own: Part,
         total: Vector,
         result: Vector,
+        fragment: Bounds,
         selection: Selection,
         precision: Precision,
     ) -> Parts:
+        """Of one fragment."""
         me = self._fabric.address
-        bounds = _bounds(len(total), len(members))
+        bounds = _bounds(fragment, len(members))
         exact = precision is Precision.FLOAT32
         for place, member in enumerate(members):
             if member != me:
@@ -182,7 +193,8 @@ class Collective:
         if not exact:
             total.slice(*mine).scale(0.0)
             coded, residual = self._round_off(mean, mine, precision)
-            self._left = Residuals(total, residual, mine)
+            means = {} if self._left is None else self._left.means
+            self._left = Residuals(total, {**means, mine: residual})
         elif self.residuals.own is not None:
             self._left = Residuals()
         for member in members:
@@ -197,12 +209,12 @@ class Collective:
         return parts
 
     def _round_off(
-        self, mean: Vector, bounds: tuple[int, int], precision: Precision
+        self, mean: Vector, bounds: Bounds, precision: Precision
     ) -> tuple[Vector, Vector]:
         """The mean of a slice becomes what all get; that as it travels, and the residual."""
         residual = mean.copy()
-        if self.residuals.mean is not None and self.residuals.bounds == bounds:
-            residual.add(self.residuals.mean)
+        if bounds in self.residuals.means:
+            residual.add(self.residuals.means[bounds])
         coded = send_off(residual, precision)
         mean.assign(coded.decoded(precision, mean))
         return coded, residual
@@ -288,8 +300,9 @@ class Collective:
                     self._early[member].pop().release()
 
 
-def _bounds(count: int, parts: int) -> list[tuple[int, int]]:
-    return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
+def _bounds(whole: Bounds, parts: int) -> list[Bounds]:
+    start, count = whole[0], whole[1] - whole[0]
+    return [(start + count * i // parts, start + count * (i + 1) // parts) for i in range(parts)]
 
 
 def _weighted_sum(result: Vector, parts: Sequence[tuple[float, Vector]]) -> None:

@@ -14,7 +14,7 @@ https://arxiv.org/abs/1905.05957).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unisono.fabric import Precision, Vector
 
@@ -23,17 +23,18 @@ Bounds = tuple[int, int]
 
 @dataclass
 class Residuals:
-    """Of one member: what it would have sent more, as a contributor and as the owner of a slice."""
+    """Of one member: what it would have sent more, as a contributor and as the owner of slices."""
 
     own: Vector | None = None
-    mean: Vector | None = None
-    bounds: Bounds = (0, 0)
-    """The slice that ``mean`` belongs to; with other members it is another one, and starts anew."""
+    means: dict[Bounds, Vector] = field(default_factory=dict)
+    """By the slice, one a fragment; with other members these are others, and start anew."""
 
     def vectors(self) -> dict[str, Vector]:
         """For a checkpoint."""
-        named = {"residual": self.own, f"residual.{self.bounds[0]}.{self.bounds[1]}": self.mean}
-        return {name: vector.copy() for name, vector in named.items() if vector is not None}
+        named = {f"residual.{start}.{stop}": mean for (start, stop), mean in self.means.items()}
+        if self.own is not None:
+            named["residual"] = self.own
+        return {name: vector.copy() for name, vector in named.items()}
 
     @classmethod
     def load(cls, vectors: dict[str, Vector]) -> Residuals:
@@ -41,7 +42,7 @@ class Residuals:
         found = cls(own=vectors.pop("residual", None))
         for name in [name for name in vectors if name.startswith("residual.")]:
             start, stop = name.split(".")[1:]
-            found.mean, found.bounds = vectors.pop(name), (int(start), int(stop))
+            found.means[int(start), int(stop)] = vectors.pop(name)
         return found
 
 

@@ -19,8 +19,10 @@ class ModelRoundsParticipant(SyncParticipant):
     with ``agreed``.
     """
 
-    def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:
-        super().__init__(replica, precision)
+    def __init__(
+        self, replica: Replica, precision: Precision = Precision.FLOAT32, fragments: int = 1
+    ) -> None:
+        super().__init__(replica, precision, fragments)
         self.lock = self.fabric.lock()
         self.memory: dict[str, Vector] = {}
         self._agreed: Vector | None = None

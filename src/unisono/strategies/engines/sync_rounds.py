@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from unisono.coordinator.client import Refused
 from unisono.coordinator.directives import (
@@ -34,6 +35,7 @@ from unisono.fabric import (
     Address,
     Gone,
     Precision,
+    TimedOut,
     TypedPort,
     Vector,
     from_plain,
@@ -43,7 +45,7 @@ from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Notes, count, merge_notes
 from unisono.strategies.base import Participant, Replica, StateBundle, TrainedWork
 from unisono.strategies.engines.collective import Aborted, Collective
-from unisono.strategies.engines.error_feedback import Residuals
+from unisono.strategies.engines.error_feedback import Bounds, Residuals
 from unisono.strategies.engines.joining import join_dynamic
 from unisono.strategies.engines.state_transfer import receive_state, send_state
 from unisono.strategies.selection import AllModels, Candidate, Selection
@@ -104,6 +106,10 @@ class SyncParticipant(Participant):
     A strategy overrides ``contribute`` (what goes in; on the agent's activity) and ``conclude``
     (what becomes of the mean; there, too). ``report_every``: sync rounds between two reports to the
     coordinator; reports are sent at once when anybody may wait for them.
+
+    With ``fragments`` above 1 (dynamic sharding) a sync round moves its vectors in so many parts,
+    spread over the time from one round to the next; ``conclude_fragment`` may use each as it comes.
+    A learner that has run out of work ends the pauses of its agent.
     """
 
     report_every = 1
@@ -112,9 +118,12 @@ class SyncParticipant(Participant):
     selection: Selection = AllModels()
     """Whose contributions go into the mean."""
 
-    def __init__(self, replica: Replica, precision: Precision = Precision.FLOAT32) -> None:
+    def __init__(
+        self, replica: Replica, precision: Precision = Precision.FLOAT32, fragments: int = 1
+    ) -> None:
         super().__init__(replica)
         self._collective = Collective(self.fabric, precision)
+        self._fragments = fragments
         self._members: list[Address] = []
         self._excluded: set[Address] = set()
         self._result: Vector | None = None
@@ -123,7 +132,14 @@ class SyncParticipant(Participant):
         self._unreported: tuple[int, Notes] | None = None
         self._unreported_count = 0
         self._kept: tuple[int, StateBundle] | None = None
+        self._round_began: float | None = None
+        """At first when the first minibatch began."""
         self._round_ended = self.fabric.now()
+        self._intervals: deque[float] = deque(maxlen=2)
+        """Between the beginnings of the last rounds."""
+        self._paused_s = 0.0
+        """In the last round, between its fragments."""
+        self._out_of_work = False
         self._timing: RoundTiming | None = None
         self._share = 0
         self._deferred: deque[Directive | Tick | Report] = deque()
@@ -141,6 +157,12 @@ class SyncParticipant(Participant):
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
         """The sync round of so many members is complete; ``mean`` is valid until the next one."""
         raise NotImplementedError
+
+    def conclude_fragment(self, mean: Vector, contribution: Contribution, part: Bounds) -> None:
+        """A part of the mean is there, and not the last.
+
+        The round may yet be done again without a member: ``conclude`` has the last word on all.
+        """
 
     # The learner's thread.
 
@@ -199,8 +221,15 @@ class SyncParticipant(Participant):
         with self.waiting():
             self.fabric.receive(AGREED)
 
+    def before_minibatch(self) -> None:
+        """There is work (again)."""
+        self._out_of_work = False
+        if self._round_began is None:
+            self._round_began = self.fabric.now()
+
     def flush(self) -> None:
         """Lets the agent report what it has not, and waits until it has."""
+        self._out_of_work = True
         self.fabric.post(PORT, Report())
         self.fabric.receive(AGREED)
 
@@ -236,7 +265,11 @@ class SyncParticipant(Participant):
 
     def _sync(self, number: int, members: Sequence[Address]) -> None:
         began = self.fabric.now()
-        compute_s = began - self._round_ended
+        if self._round_began is not None:
+            self._intervals.append(began - self._round_began)
+        self._round_began = began
+        compute_s = began - self._round_ended + self._paused_s
+        self._paused_s = 0.0
         contribution = self.contribute()
         if self._spare is None:
             self._spare = contribution.vector.like()
@@ -249,7 +282,8 @@ class SyncParticipant(Participant):
         self.conclude(self._result, contribution, len(notes))
         self._round_ended = self.fabric.now()
         minibatches = count(contribution.work.ranges)
-        self._timing = RoundTiming(self._round_ended - began, compute_s, minibatches)
+        round_s = self._round_ended - began - self._paused_s
+        self._timing = RoundTiming(round_s, compute_s, minibatches)
         self._note(number, notes)
         left_out = bool(contribution.work.ranges) and not notes.get(self.fabric.address)
         if left_out:
@@ -257,7 +291,7 @@ class SyncParticipant(Participant):
         self.replica.event(
             "round",
             round=number,
-            time_s=self.fabric.now() - began,
+            time_s=self.fabric.now() - began - self._paused_s,
             bytes=self._collective.nbytes(contribution.vector),
             members=len(notes),
             staleness=self.staleness,
@@ -284,6 +318,8 @@ class SyncParticipant(Participant):
                     result,
                     self.selection,
                     self.common(),
+                    self._fragments if len(living) > 1 else 1,
+                    partial(self._between, self.fabric.now(), contribution, result),
                 )
                 gone = parts.left_out
                 return {m: () if m in gone else note for m, note in parts.notes.items()}
@@ -297,6 +333,28 @@ class SyncParticipant(Participant):
             fetched = self._fetch(number, answer.source, result)
             if fetched is not None:
                 return fetched
+
+    def _between(
+        self, began: float, contribution: Contribution, result: Vector, part: Bounds
+    ) -> None:
+        """A fragment is done: the next one is due in so many parts of the usual interval.
+
+        Until then the learner computes; one that has run out of work waits for the round.
+        """
+        self.conclude_fragment(result.slice(*part), contribution, part)
+        interval = min(self._intervals, default=0.0)
+        paused = self.fabric.now()
+        due = began + interval * part[1] / max(1, len(result))
+        while not self._out_of_work and (left := due - self.fabric.now()) > 0:
+            try:
+                message = self.fabric.receive(PORT, timeout=left).body
+            except TimedOut:
+                break
+            if isinstance(message, SendResult | SendState):
+                self._handle(message)
+            elif not isinstance(message, Reply):  # one to an earlier request, which was given up
+                self._deferred.append(message)
+        self._paused_s += self.fabric.now() - paused
 
     def _stand(self, number: int) -> Retry | Fetch:
         """Asks what to do; meanwhile others may need what this member has."""
