@@ -30,6 +30,7 @@ from unisono.models import build
 from unisono.runs.directory import write_atomically
 from unisono.training.bench_worker import end_process
 from unisono.training.builders import make_optimizer, open_data, shape_of, source_of
+from unisono.training.objective import FrameStates
 from unisono.training.rates import make_schedule
 from unisono.training.validation import score
 from unisono.training.validator import TIMES_AN_EPOCH
@@ -74,7 +75,7 @@ def main() -> None:
         spent += time.monotonic() - began
         if dist.get_rank() == 0:
             examples = min(config.validation.examples or len(heldout), len(heldout))
-            scored = score(model, heldout, examples, torch.device("cpu"))
+            scored = score(FrameStates(), model, heldout, examples, torch.device("cpu"))
             found["points"].append([spent, scored.logprob])
             rate = step * config.minibatch * dist.get_world_size() / spent
             found |= {"wall_s": spent, "examples_per_s": rate, "accuracy": scored.accuracy}

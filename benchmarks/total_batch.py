@@ -24,12 +24,13 @@ import json
 from pathlib import Path
 
 from unisono.config import DEFAULT_RATES, Config, OptimizerChoice, load
-from unisono.data import ChunkSource, FrameSource, Part
+from unisono.data import Part
 from unisono.report.comparison import align
 from unisono.report.outcome import RunOutcome, read_result
 from unisono.report.statistics import estimate
 from unisono.report.time_to_target import Curve, read_curve
 from unisono.simulation.hosts import Hosts, HostTable, Link
+from unisono.training.builders import Examples
 from unisono.training.costs import minibatch_seconds
 from unisono.training.simulated_run import simulate_run
 
@@ -75,7 +76,7 @@ class Runs:
     def __init__(self, out: Path) -> None:
         """``out``: their folder."""
         self._out = out
-        self._sources: dict[Part, FrameSource | ChunkSource] = {}
+        self._sources: dict[Part, Examples] = {}
 
     def curve(self, name: str, config: Config) -> Curve | None:
         """Of a run that is made now or was before; None: it diverged."""

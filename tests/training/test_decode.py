@@ -100,7 +100,9 @@ def test_a_run_is_decoded_without_its_prep_and_remembers_what_it_tuned(
     decode(place / "run", place / "test", tmp_path / "a", DecodeOptions(order=1), lambda _: None)
     (place / "prep").rename(place / "away")
     try:
-        monkeypatch.setattr("unisono.training.decode.build_graph", lambda _: pytest.fail("again"))
+        monkeypatch.setattr(
+            "unisono.speech.graph.decoding_graph.build_graph", lambda _: pytest.fail("again")
+        )
         decode(
             place / "run", place / "test", tmp_path / "b", DecodeOptions(order=1), lambda _: None
         )

@@ -12,10 +12,12 @@ import torch
 from unisono.config import load
 from unisono.data import Corpus, FrameSource, Part, Prep, halve, write_prep
 from unisono.errors import UserError
+from unisono.training.objective import FrameStates
 from unisono.training.train import check, train
 from unisono.training.validation import Score, halves, merge, score, score_groups
 
 CPU = torch.device("cpu")
+STATES = FrameStates()
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_a_score_is_the_mean_over_all_frames(source: FrameSource, model: torch.n
     with torch.no_grad():
         logits = model(x).double()
     expected = logits.log_softmax(1)[torch.arange(len(y)), y].mean()
-    found = score(model, source, 0, CPU)
+    found = score(STATES, model, source, 0, CPU)
     assert found.logprob == pytest.approx(float(expected), abs=1e-6)
     assert found.accuracy == pytest.approx(float((logits.argmax(1) == y).double().mean()))
     assert found.frames == len(source)
@@ -45,12 +47,12 @@ def test_groups_are_scored_apart_and_together_are_the_whole(
 ) -> None:
     group = halves(source)
     for examples in (0, 777):
-        apart = score_groups(model, source, group, examples, CPU)
-        together, whole = merge(apart), score(model, source, examples, CPU)
+        apart = score_groups(STATES, model, source, group, examples, CPU)
+        together, whole = merge(apart), score(STATES, model, source, examples, CPU)
         assert together.frames == whole.frames
         assert together.logprob == pytest.approx(whole.logprob)
         assert together.accuracy == pytest.approx(whole.accuracy)
-    for number, part in enumerate(score_groups(model, source, group, 0, CPU)):
+    for number, part in enumerate(score_groups(STATES, model, source, group, 0, CPU)):
         x, y = source.batch(np.flatnonzero(group == number))
         with torch.no_grad():
             expected = -torch.nn.functional.cross_entropy(model(x).double(), y)
@@ -58,8 +60,8 @@ def test_groups_are_scored_apart_and_together_are_the_whole(
 
 
 def test_no_frame_has_no_score() -> None:
-    nothing = Score(math.nan, math.nan, 0)
-    assert merge([nothing, Score(-2.0, 0.5, 4)]) == Score(-2.0, 0.5, 4)
+    nothing = Score(math.nan, math.nan, 0, 0)
+    assert merge([nothing, Score(-2.0, 0.5, 4, 4)]) == Score(-2.0, 0.5, 4, 4)
     assert math.isnan(merge([nothing]).logprob)
 
 

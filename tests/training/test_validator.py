@@ -14,6 +14,7 @@ from unisono.config import Config, load
 from unisono.data import FrameSource, Part, Prep
 from unisono.runs.directory import RunDirectory
 from unisono.training import validator as module
+from unisono.training.objective import FrameStates
 from unisono.training.train import train
 from unisono.training.validation import score
 from unisono.training.validator import Validator
@@ -47,7 +48,10 @@ def test_the_model_is_scored_as_it_was_when_it_was_taken(
 ) -> None:
     heldout, train_ = sources
     validator, model = make(), linear(heldout, seed=1)
-    expected = score(model, heldout, 0, CPU), score(model, train_, len(heldout), CPU)
+    expected = (
+        score(FrameStates(), model, heldout, 0, CPU),
+        score(FrameStates(), model, train_, len(heldout), CPU),
+    )
     assert validator.can_start(skip=True)
     validator.start(model, 0.25, train=True)
     with torch.no_grad():

@@ -41,4 +41,6 @@ def export(
         raise UserError(f"{place} is no run: only a run has a model to write as {to.value}")
     prep = Prep.open(place)
     write_archives(prep, out)
-    typer.echo(f"{prep.header.utterances} utterances: {out / 'feats.scp'}, {out / 'ali.scp'}")
+    names = ["feats.scp", *(["ali.scp"] if prep.header.states else [])]
+    written = ", ".join(str(out / name) for name in names)
+    typer.echo(f"{prep.header.utterances} utterances: {written}")

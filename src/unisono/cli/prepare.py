@@ -43,6 +43,10 @@ def prepare(
             help="Imported alignments, a state a frame: Kaldi .scp or archive; no lexicon."
         ),
     ] = None,
+    no_alignment: Annotated[
+        bool,
+        typer.Option("--no-alignment", help="Do not align: for `train --objective ctc` only."),
+    ] = False,
     lm: Annotated[
         Path | None, typer.Option(help="An ARPA language model.", show_default="of the text")
     ] = None,
@@ -99,12 +103,15 @@ def prepare(
             raise UserError("a corpus needs --lexicon FILE, or --alignments FILE instead")
         if lexicon is not None and alignments is not None:
             raise UserError("--alignments has the states already: leave --lexicon out, or it")
+        if alignments is not None and no_alignment:
+            raise UserError("--alignments and --no-alignment exclude each other: leave one out")
         inputs = InputOptions(
             rate=rate, channel=channel, resample=resample, allow_pipes=allow_pipes, oov=oov
         )
         how = PrepareOptions(
             features=features,
             inputs=inputs,
+            align=not no_alignment,
             tying=tying,
             states=states,
             gaussians=gaussians,
@@ -127,5 +134,10 @@ def prepare(
 def _tell(prep: Prep, out: Path) -> None:
     for part in Part:
         typer.echo(f"{part.value:8} {prep.frames_of(part):9} frames")
-    typer.echo(f"states   {prep.header.states:9}")
-    typer.echo(f"wrote {out}; now: unisono train {out} --out RUN")
+    aligned = prep.header.states > 0
+    if aligned:
+        typer.echo(f"states   {prep.header.states:9}")
+    else:
+        typer.echo(f"phones   {prep.header.phones:9}")
+    how = "" if aligned else " --objective ctc"
+    typer.echo(f"wrote {out}; now: unisono train {out}{how} --out RUN")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from unisono.cli.completion import model_names, optimizers, strategies
 from unisono.cli.options import Epochs, Sets
-from unisono.config import ValidationChoice, describe_keys, load
+from unisono.config import ObjectiveChoice, ValidationChoice, describe_keys, load
 from unisono.fabric.local.background import process_start
 from unisono.launch.exit_codes import exit_on_error
 from unisono.launch.torchrun import train_as_rank
@@ -81,6 +81,13 @@ def train(
             help="Acoustic model; see below.", show_default="dnn", autocompletion=model_names
         ),
     ] = None,
+    objective: Annotated[
+        ObjectiveChoice | None,
+        typer.Option(
+            help="What is learned: aligned states of frames; ctc: phones of utterances.",
+            show_default="states",
+        ),
+    ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(help="Optimizer; see below.", show_default="auto", autocompletion=optimizers),
@@ -128,6 +135,7 @@ def train(
         "processes_per_learner": processes_per_learner,
         "cluster": cluster,
         "model": model,
+        "objective": None if objective is None else objective.value,
         "optimizer": optimizer,
         "epochs": epochs,
         "seed": seed,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from unisono.config.layers import describe_keys, dump, load
 from unisono.config.tables import (
     DEFAULT_RATES,
+    FRAMES_AN_UTTERANCE,
     ComputePrecision,
     Config,
     DeviceChoice,
     LinksConfig,
     NetworkConfig,
+    ObjectiveChoice,
     OptimizerChoice,
     ScheduleChoice,
     ValidationChoice,
@@ -18,11 +20,13 @@ from unisono.config.tables import (
 
 __all__ = [
     "DEFAULT_RATES",
+    "FRAMES_AN_UTTERANCE",
     "ComputePrecision",
     "Config",
     "DeviceChoice",
     "LinksConfig",
     "NetworkConfig",
+    "ObjectiveChoice",
     "OptimizerChoice",
     "ScheduleChoice",
     "ValidationChoice",

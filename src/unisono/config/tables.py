@@ -6,7 +6,7 @@ import re
 from enum import Enum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -25,6 +25,15 @@ class OptimizerChoice(str, Enum):
     SGD = "sgd"
     NG_SGD = "ng-sgd"
     ADAMW = "adamw"
+
+
+class ObjectiveChoice(str, Enum):
+    """What `objective` may name: what a model is trained to do."""
+
+    STATES = "states"
+    """To tell the aligned state of each frame: cross entropy."""
+    CTC = "ctc"
+    """To tell the phones of each utterance, whenever they are said; needs no alignment."""
 
 
 class DeviceChoice(str, Enum):
@@ -82,6 +91,14 @@ DEFAULT_RATES = {
 """What each optimizer learns best with on 8 h of speech, one learner (docs/evidence.md)."""
 
 
+FRAMES_AN_UTTERANCE = 256
+"""With ctc, where an example is an utterance, it counts as so many in keys that count frames."""
+_CTC_NETWORK = {"hidden": [512] * 4, "dropout": 0.2}
+_CTC_DEFAULTS = {"model": "tdnn", "epochs": 15, "minibatch": 2 * FRAMES_AN_UTTERANCE}
+"""Where ctc has other defaults: what it learned most with on an hour of speech, 2 learners
+(docs/evidence/speech.md)."""
+
+
 class ConfigTable(BaseModel):
     """A table of keys: unknown ones are refused, types are not guessed, nothing changes later."""
 
@@ -92,12 +109,16 @@ class NetworkConfig(ConfigTable):
     """`[network]`: the shape of the model."""
 
     hidden: list[Positive] = Field(
-        default=[512, 512, 512], description="units of each hidden layer"
+        default=[512, 512, 512],
+        description="units of each hidden layer; ctc: four of them by default",
     )
     context: Count = Field(
         default=5, description="dnn: frames on each side of the one that is classified"
     )
-    dropout: Share = Field(default=0.0, description="share of hidden units dropped in training")
+    dropout: Share = Field(
+        default=0.0,
+        description="share of hidden units dropped in training; ctc: 0.2 by default",
+    )
     batch_norm: bool = Field(
         default=False, description="dnn, tdnn: normalise each hidden layer over the minibatch"
     )
@@ -115,8 +136,10 @@ class NetworkConfig(ConfigTable):
         default=40, description="blstm: frames behind a chunk, for the other direction"
     )
     delay: Count = Field(
-        default=5, description="lstm: frames heard after the one that is classified"
+        default=5,
+        description="lstm: frames (ctc: outputs) heard after the one that is classified",
     )
+    subsampling: Positive = Field(default=3, description="ctc: frames from one output to the next")
     projection: Count | None = Field(
         default=None,
         description="lstm: outputs of each layer; 0: no projection; unset: a quarter of its cells",
@@ -308,16 +331,29 @@ class Config(ConfigTable):
         default="", description="Ray cluster: auto or an address; empty: this machine"
     )
     model: str = Field(
-        default="dnn", description="the network: dnn, tdnn, lstm, blstm, or one of another package"
+        default="dnn",
+        description="the network: dnn, tdnn, lstm, blstm, or one of another package; ctc: tdnn by "
+        "default",
+    )
+    objective: ObjectiveChoice = Field(
+        default=ObjectiveChoice.STATES,
+        strict=False,
+        description="states: the aligned state of each frame; ctc: the phones of each utterance, "
+        "without alignment",
     )
     optimizer: OptimizerChoice = Field(
         default=OptimizerChoice.AUTO,
         strict=False,
         description="sgd, ng-sgd or adamw; auto: sgd for 1 learner, ng-sgd for more",
     )
-    epochs: Positive = Field(default=3, description="passes over the training frames")
+    epochs: Positive = Field(
+        default=3, description="passes over the training frames; ctc: 15 by default"
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of parameters and order of data")
-    minibatch: Positive = Field(default=256, description="frames a step of one learner")
+    minibatch: Positive = Field(
+        default=256,
+        description="frames a step of one learner; ctc: 256 an utterance, 512 by default",
+    )
     processes_per_learner: Positive = Field(
         default=1,
         description="processes per learner; each computes a slice of every minibatch",
@@ -361,6 +397,16 @@ class Config(ConfigTable):
     validation: ValidationConfig = ValidationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     links: LinksConfig = LinksConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_ctc(cls, values: object) -> object:
+        if not isinstance(values, dict) or values.get("objective") != ObjectiveChoice.CTC:
+            return values
+        network = values.get("network", {})
+        if isinstance(network, dict):
+            network = {**_CTC_NETWORK, **network}
+        return {**_CTC_DEFAULTS, **values, "network": network}
 
     @field_validator("learners", mode="before")
     @classmethod

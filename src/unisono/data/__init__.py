@@ -1,4 +1,4 @@
-"""PREP, frames with their context, chunks of frames, and frames made on the spot."""
+"""PREP, frames with their context, chunks, utterances, and frames made on the spot."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from unisono.data.source import Source
 from unisono.data.spec_augment import SpecAugment
 from unisono.data.split import Part, halve, hold_out
 from unisono.data.synthetic import synthesise
+from unisono.data.utterances import UtteranceSource, long_enough
 
 __all__ = [
     "UNLABELLED",
@@ -21,9 +22,11 @@ __all__ = [
     "Prep",
     "Source",
     "SpecAugment",
+    "UtteranceSource",
     "convert_frames",
     "halve",
     "hold_out",
+    "long_enough",
     "synthesise",
     "write_prep",
 ]

@@ -27,13 +27,16 @@ class Corpus:
     Attributes:
         origin: Where it came from, in a few words: for messages and for prep.json.
         frames: N x D, float16 or float32.
-        states: N integers: the state of each frame, in [0, state_count).
+        states: N integers: the state of each frame, in [0, state_count); none, where there is no
+            alignment.
         starts: U + 1 integers: utterance u is frames starts[u] to starts[u + 1] - 1.
         utterances: U distinct ids.
         speakers: The speaker of each utterance.
         parts: The part of each utterance.
-        state_count: How many states there are.
+        state_count: How many states there are; 0: there is no alignment.
         frame_shift: The time from frame to frame, where it is known.
+        phones: How many phones there are; 0: what is said is not known.
+        labels: The phones of each utterance, numbered from 1.
     """
 
     origin: str
@@ -45,6 +48,8 @@ class Corpus:
     parts: Sequence[Part]
     state_count: int
     frame_shift: timedelta | None = None
+    phones: int = 0
+    labels: Sequence[NDArray[Any]] = ()
 
     def check(self) -> None:
         """Checks that the pieces fit together; looks at all states but at no frame.
@@ -53,7 +58,13 @@ class Corpus:
             UserError: They do not; the text says which and where.
         """
         self._check_frames()
+        if self.state_count:
+            self._check_states()
+        elif not self.phones:
+            self._refuse("neither states nor phones: there is nothing to learn")
         self._check_utterances()
+        if self.phones:
+            self._check_labels()
 
     def _check_frames(self) -> None:
         if self.frames.ndim != 2 or self.frames.dtype not in (np.float16, np.float32):
@@ -64,6 +75,9 @@ class Corpus:
         count = len(self.frames)
         if count == 0 or self.frames.shape[1] == 0:
             self._refuse(f"frames have shape {self.frames.shape}: there is nothing to learn from")
+
+    def _check_states(self) -> None:
+        count = len(self.frames)
         if self.states.ndim != 1 or self.states.dtype.kind not in "iu":
             self._refuse(f"states are {self.states.dtype}; they must be one integer a frame")
         if len(self.states) != count:
@@ -101,6 +115,15 @@ class Corpus:
             )
         if Part.TRAIN not in self.parts:
             self._refuse("no utterance is for training: at least one must have part train")
+
+    def _check_labels(self) -> None:
+        if len(self.labels) != len(self.utterances):
+            self._refuse(f"{len(self.utterances)} utterances but phones of {len(self.labels)}")
+        if not any(map(len, self.labels)):
+            self._refuse("no utterance has phones: there is nothing to learn")
+        for name, labels in zip(self.utterances, self.labels, strict=True):
+            if len(labels) and not 1 <= labels.min() <= labels.max() <= self.phones:
+                self._refuse(f"utterance {name!r} has phones outside 1..{self.phones}")
 
     def speaker_names(self) -> list[str]:
         """The speakers' names, sorted: their places here are their rows in every table."""

@@ -38,24 +38,31 @@ class Header(BaseModel):
     made_by: dict[str, JsonValue]
     frames: PositiveInt
     dimension: PositiveInt
-    states: PositiveInt
+    states: NonNegativeInt
     utterances: PositiveInt
     speakers: PositiveInt
     frame_type: Literal["float16", "float32"]
     state_type: Literal["int16", "int32"]
     frame_shift_s: Annotated[float, Field(gt=0, le=60)] | None
+    phones: NonNegativeInt = 0
+    labels: NonNegativeInt = 0
     fingerprint: str
 
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The type and shape of each array, by the name of its file without the ending."""
-        return {
+        arrays: dict[str, tuple[str, tuple[int, ...]]] = {
             "frames": (self.frame_type, (self.frames, self.dimension)),
-            "states": (self.state_type, (self.frames,)),
             "starts": ("int64", (self.utterances + 1,)),
-            "priors": ("float32", (self.states,)),
             "speaker_mean": ("float32", (self.speakers, self.dimension)),
             "speaker_std": ("float32", (self.speakers, self.dimension)),
         }
+        if self.states:
+            arrays["states"] = (self.state_type, (self.frames,))
+            arrays["priors"] = ("float32", (self.states,))
+        if self.phones:
+            arrays["labels"] = ("int16", (self.labels,))
+            arrays["label_starts"] = ("int64", (self.utterances + 1,))
+        return arrays
 
 
 class UtteranceTable(BaseModel):

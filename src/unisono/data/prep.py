@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ from unisono.errors import UserError
 class Prep:
     """An open PREP of N frames of dimension D in U utterances by K speakers, with S states.
 
+    Without an alignment S is 0, and the state of each frame is given as 0. Without phones each
+    utterance has none.
+
     Attributes:
         path: Its directory.
         header: What prep.json says.
@@ -45,6 +48,9 @@ class Prep:
         frames: N x D float16 or float32, mapped from disk, not normalised.
         states: N int16 or int32, mapped from disk.
         starts: U + 1 int64: utterance u is frames starts[u] to starts[u + 1] - 1.
+        labels: int16: the phones of all utterances, from 1.
+        label_starts: U + 1 int64: utterance u has labels from label_starts[u] on, up to that of the
+            next one.
         priors: S float32: log share of each state among the train frames.
         speaker_mean: K x D float32.
         speaker_std: K x D float32.
@@ -56,6 +62,8 @@ class Prep:
     frames: NDArray[Any]
     states: NDArray[Any]
     starts: NDArray[np.int64]
+    labels: NDArray[np.int16]
+    label_starts: NDArray[np.int64]
     priors: NDArray[np.float32]
     speaker_mean: NDArray[np.float32]
     speaker_std: NDArray[np.float32]
@@ -71,8 +79,12 @@ class Prep:
         header = read_header(path)
         expected = header.arrays()
         mapped = {name: map_array(path, name, *expected[name]) for name in expected}
-        large = {name: mapped.pop(name) for name in ("frames", "states")}
+        aligned = mapped.pop("states", np.broadcast_to(np.zeros(1, np.int16), header.frames))
+        large = {"frames": mapped.pop("frames"), "states": aligned}
         small = {name: np.array(array) for name, array in mapped.items()}
+        small.setdefault("priors", np.zeros(0, np.float32))
+        small.setdefault("labels", np.zeros(0, np.int16))
+        small.setdefault("label_starts", np.zeros(header.utterances + 1, np.int64))
         prep = cls(path=path, header=header, table=read_table(path), **large, **small)
         prep._check_tables()
         prep._check_values()
@@ -128,12 +140,17 @@ class Prep:
     def _check_values(self) -> None:
         """Checks the numbers that training would fail on, or silently diverge with."""
         low, high = int(self.states.min()), int(self.states.max())
-        if low < 0 or high >= self.header.states:
+        if self.header.states and (low < 0 or high >= self.header.states):
             raise broken(
                 self.path,
                 f"states.npy has states from {low} to {high}, and {HEADER_FILE} says "
                 f"0 to {self.header.states - 1}",
             )
+        starts, labels = self.label_starts, self.labels
+        if starts[0] != 0 or starts[-1] != len(labels) or (starts[1:] < starts[:-1]).any():
+            raise broken(self.path, "label_starts.npy does not rise from 0 to the number of labels")
+        if len(labels) and not 1 <= labels.min() <= labels.max() <= self.header.phones:
+            raise broken(self.path, f"labels.npy has phones outside 1..{self.header.phones}")
         for name in ("priors", "speaker_mean", "speaker_std"):
             if not np.isfinite(getattr(self, name)).all():
                 raise broken(self.path, f"{name}.npy has numbers that are not finite")
@@ -179,8 +196,10 @@ def write_prep(
         utterances=len(table.id),
         speakers=len(table.speakers),
         frame_type=arrays["frames"].dtype.name,
-        state_type=arrays["states"].dtype.name,
+        state_type=_state_type(corpus),
         frame_shift_s=shift_s,
+        phones=corpus.phones,
+        labels=len(arrays.get("labels", ())),
         fingerprint=fingerprint(arrays, table, shift_s),
     )
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -211,15 +230,18 @@ def _contents(corpus: Corpus) -> tuple[dict[str, NDArray[Any]], UtteranceTable]:
     names = corpus.speaker_names()
     rows = {name: row for row, name in enumerate(names)}
     mean, std = corpus.speaker_moments()
-    narrow = corpus.state_count <= np.iinfo(np.int16).max + 1
     arrays = {
         "frames": np.ascontiguousarray(corpus.frames),
-        "states": corpus.states.astype(np.int16 if narrow else np.int32),
         "starts": corpus.starts.astype(np.int64),
-        "priors": corpus.log_priors(),
         "speaker_mean": mean,
         "speaker_std": std,
     }
+    if corpus.state_count:
+        arrays["states"] = corpus.states.astype(_state_type(corpus))
+        arrays["priors"] = corpus.log_priors()
+    if corpus.phones:
+        arrays["labels"] = np.concatenate(corpus.labels).astype(np.int16)
+        arrays["label_starts"] = np.cumsum([0, *map(len, corpus.labels)]).astype(np.int64)
     table = UtteranceTable(
         speakers=names,
         id=list(corpus.utterances),
@@ -227,6 +249,10 @@ def _contents(corpus: Corpus) -> tuple[dict[str, NDArray[Any]], UtteranceTable]:
         part=list(corpus.parts),
     )
     return arrays, table
+
+
+def _state_type(corpus: Corpus) -> Literal["int16", "int32"]:
+    return "int16" if corpus.state_count <= np.iinfo(np.int16).max + 1 else "int32"
 
 
 @contextmanager

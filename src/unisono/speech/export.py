@@ -13,7 +13,8 @@ from unisono.speech.features.kaldi_archives import write_archive
 def export(prep: Prep, out: Path) -> None:
     """Writes feats.ark, ali.ark, the .scp files that point into them, and utt2spk, all sorted.
 
-    Features are not normalised, as in the PREP; alignments have a state a frame.
+    Features are not normalised, as in the PREP; alignments have a state a frame. A PREP without
+    alignment leaves out ali.ark and its .scp file.
 
     Args:
         prep: The PREP.
@@ -28,7 +29,10 @@ def export(prep: Prep, out: Path) -> None:
     bounds = sorted(zip(table.id, prep.starts[:-1], prep.starts[1:], strict=True))
     try:
         folder.mkdir(parents=True)
-        for name, array in (("feats", prep.frames), ("ali", prep.states)):
+        arrays = {"feats": prep.frames}
+        if prep.header.states:
+            arrays["ali"] = prep.states
+        for name, array in arrays.items():
             objects = ((utterance, array[first:stop]) for utterance, first, stop in bounds)
             write_archive(folder / f"{name}.ark", folder / f"{name}.scp", objects)
         speakers = (table.speakers[row] for row in table.speaker)

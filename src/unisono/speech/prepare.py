@@ -65,6 +65,7 @@ class PrepareOptions:
     Attributes:
         features: The network's features.
         inputs: Which audio and which words are accepted.
+        align: Align; else the PREP has no states, and networks are trained with CTC.
         tying: How states are tied.
         states: Tied states, at most.
         gaussians: Gaussians of the model, at most; 0: 1000 for monophones (12 a phone, if that is
@@ -80,6 +81,7 @@ class PrepareOptions:
 
     features: FeatureType = FeatureType.FBANK
     inputs: InputOptions = field(default_factory=InputOptions)
+    align: bool = True
     tying: TyingMethod = TyingMethod.TREE
     states: int = 1800
     gaussians: int = 0
@@ -110,6 +112,7 @@ class PrepareOptions:
             "channel": inputs.channel,
             "resample": inputs.resample,
             "oov": inputs.oov.value,
+            "align": self.align,
             "tying": self.tying.value,
             "states": self.states,
             "gaussians": self.gaussians,
@@ -138,7 +141,9 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
     if os.path.lexists(out):
         raise UserError(f"{out} exists already: choose another place or remove it first")
     lexicon = Lexicon.read(lexicon_file)
-    validated = validate_data(data, options.inputs, lexicon, archives=options.uses_archives())
+    validated = validate_data(
+        data, options.inputs, lexicon, archives=options.uses_archives(), align=options.align
+    )
     exclusions, lexicon = validated.exclusions, validated.lexicon or lexicon
     language_model = None
     if options.language_model is not None:
@@ -152,39 +157,62 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
     heldout = hold_out({u.speaker for u in validated.utterances}, options.heldout, options.seed)
     with scratch_directory(out) as scratch:
         extracted = extract_corpus(validated, heldout, options, scratch, log)
+        checked = lexicon if options.align else None
         extracted = [
-            (u, h) for u, h in extracted if alignable(u, len(h.network), lexicon, exclusions)
+            (u, h) for u, h in extracted if alignable(u, len(h.network), checked, exclusions)
         ]
         if all(u.speaker in heldout or u.speed != 1 for u, _ in extracted):
             raise no_usable_utterance(data, exclusions)
-        model, paths = _align(extracted, heldout, lexicon, scratch, options, log)
-        kept = [
-            (u, h, path) for (u, h), path in zip(extracted, paths, strict=True) if path is not None
-        ]
-        for (utterance, _), found in zip(extracted, paths, strict=True):
-            if found is None:
-                exclusions.add(utterance.id, ExclusionReason.NO_PATH)
-        if all(u.speaker in heldout for u, _, _ in kept):
-            raise no_usable_utterance(data, exclusions)
-        said = _trained_lexicon(kept, heldout, lexicon, model, log)
+        files: dict[str, bytes] = {}
+        model: GmmHmm | None = None
+        said = lexicon
+        states = [np.zeros(0, dtype=np.int64)] * len(extracted)
+        if options.align:
+            model, paths = _align(extracted, heldout, lexicon, scratch, options, log)
+            for (utterance, _), found in zip(extracted, paths, strict=True):
+                if found is None:
+                    exclusions.add(utterance.id, ExclusionReason.NO_PATH)
+            kept = [
+                (u, h, path)
+                for (u, h), path in zip(extracted, paths, strict=True)
+                if path is not None
+            ]
+            if all(u.speaker in heldout for u, _, _ in kept):
+                raise no_usable_utterance(data, exclusions)
+            extracted = [(u, h) for u, h, _ in kept]
+            states = [path.states for _, _, path in kept]
+            said = _trained_lexicon(kept, heldout, lexicon, model, log)
+            shift = SHIFT_S
+            if isinstance(validated.reader, AudioReader):
+                shift = frame_shift(validated.reader.rate)
+            files[WORD_TIMES_FILE] = word_times(((u, p) for u, _, p in kept), shift).encode()
         assets = _decoding_assets(
-            kept, heldout, said, language_model, model, validated.reader, options
+            extracted, heldout, lexicon, said, language_model, model, validated.reader, options
         )
         folder = scratch / ASSETS_FOLDER
         folder.mkdir()
         assets.write(folder)
         exclusions.write(folder / EXCLUDED_FILE)
-        files = {
+        files |= {
             f"{ASSETS_FOLDER}/{file.name}": file.read_bytes() for file in sorted(folder.iterdir())
         }
-        shift = frame_shift(assets.rate) if assets.rate else SHIFT_S
-        files[WORD_TIMES_FILE] = word_times(((u, p) for u, _, p in kept), shift).encode()
-        states = [(u, h, path.states) for u, h, path in kept]
-        corpus = make_corpus(data, states, heldout, model.tying.states, scratch)
+        aligned = [(u, h, of) for (u, h), of in zip(extracted, states, strict=True)]
+        count = model.tying.states if model is not None else 0
+        corpus = replace(
+            make_corpus(data, aligned, heldout, count, scratch),
+            phones=len(lexicon.phones),
+            labels=[_labels(u.words, lexicon) for u, _ in extracted],
+        )
         if len(exclusions):
             listed = out / ASSETS_FOLDER / EXCLUDED_FILE
             log(f"{len(exclusions)} utterances were excluded: {listed}")
         return write_prep(out, corpus, options.facts(), beside=files)
+
+
+def _labels(words: Sequence[str], lexicon: Lexicon) -> Ints:
+    """The phones of some words, from 1, each word by its likeliest pronunciation."""
+    numbers = {name: number for number, name in enumerate(lexicon.phones, start=1)}
+    return np.array([numbers[p] for w in words for p in lexicon.likeliest(w)], dtype=np.int64)
 
 
 @contextmanager
@@ -340,17 +368,18 @@ def _trained_lexicon(
 
 
 def _decoding_assets(
-    kept: Sequence[tuple[Utterance, UtteranceFeatures, Alignment]],
+    kept: Sequence[tuple[Utterance, UtteranceFeatures]],
     heldout: frozenset[str],
+    whole_lexicon: Lexicon,
     lexicon: Lexicon,
     language_model: NgramModel | None,
-    model: GmmHmm,
+    model: GmmHmm | None,
     reader: AudioReader | KaldiFeatureReader,
     options: PrepareOptions,
 ) -> DecodingAssets:
     whole = tuning = language_model
     if whole is None or tuning is None:
-        said = [(u.words, u.speaker in heldout) for u, _, _ in kept if u.speed == 1]
+        said = [(u.words, u.speaker in heldout) for u, _ in kept if u.speed == 1]
         # Words that are silence or noise are in the language model only if transcripts have them.
         written = {word for words, _ in said for word in words}
         known = lexicon.speech_words | (written & lexicon.entries.keys())
@@ -362,10 +391,11 @@ def _decoding_assets(
         dimension=kept[0][1].network.shape[1],
         bands=isinstance(reader, KaldiFeatureReader) and reader.bands,
         lexicon=lexicon,
+        phones=tuple(whole_lexicon.phones),
         gmm_hmm=model,
         language_model=whole,
         tuning_language_model=tuning,
-        tuning_set=select_tuning_set([(u, h) for u, h, _ in kept if u.speaker in heldout]),
+        tuning_set=select_tuning_set([(u, h) for u, h in kept if u.speaker in heldout]),
     )
 
 

@@ -83,6 +83,7 @@ def validate_data(
     *,
     archives: bool = False,
     expected: KaldiFeatureReader | None = None,
+    align: bool = True,
 ) -> ValidatedCorpus:
     """Validates a corpus: every text, and every audio header or feature matrix.
 
@@ -92,6 +93,7 @@ def validate_data(
         lexicon: To check transcripts with; None: they are not needed, and not checked.
         archives: Whether precomputed features are used, not audio.
         expected: What these must be like; None: like most of the corpus.
+        align: Whether transcripts are to be aligned, for which audio may be too short or too long.
 
     Raises:
         UserError: A file of it cannot be read, or no utterance can be used.
@@ -133,7 +135,8 @@ def validate_data(
         except UtteranceError as bad:
             exclusions.add(utterance.id, bad.reason, bad.detail)
             continue
-        if utterance.is_command or alignable(utterance, frames, lexicon, exclusions):
+        aligned = lexicon if align else None
+        if utterance.is_command or alignable(utterance, frames, aligned, exclusions):
             usable.append(utterance)
             frames_kept += frames if utterance.id in replaced else 0
     if not usable:

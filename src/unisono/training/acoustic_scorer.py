@@ -1,4 +1,4 @@
-"""Log-likelihoods of states: by the network of a run, or by the GMMs of a PREP."""
+"""Scores of frames for decoding: by the network of a run, or by the GMMs of a PREP."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
+from unisono.config import ObjectiveChoice
 from unisono.errors import UserError
 from unisono.models import Takes, build, find
 from unisono.runs.directory import RunDirectory
+from unisono.speech.alignment.trainer import GmmHmm
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.decoding.assets import ASSETS_FOLDER, PRIORS_FILE, DecodingAssets
 from unisono.speech.features.extraction import (
@@ -25,6 +27,9 @@ from unisono.speech.features.extraction import (
     gmm_features,
     network_features,
 )
+from unisono.speech.graph.ctc_graph import CtcGraphInputs
+from unisono.speech.graph.decoding_graph import GraphInputs
+from unisono.speech.graph.language_model import NgramModel
 from unisono.speech.worker_pool import WorkerPool
 
 Frames = NDArray[np.float32]
@@ -41,7 +46,7 @@ class TrainedNetwork:
     """A run's network, as it was when training ended.
 
     It sees whole utterances, padded by its context with copies of the first and the last frame, as
-    in training. Utterances of more than 4096 frames are cut, each piece with its true
+    in training. Utterances of more than 4096 outputs are cut, each piece with its true
     neighbours: that changes no posterior of a DNN or TDNN, and resets a recurrent network.
     """
 
@@ -56,6 +61,10 @@ class TrainedNetwork:
         try:
             facts = json.loads(run.model_description.read_text(encoding="utf-8"))
             context, name = int(facts.pop("context")), facts.pop("model")
+            self.subsampling = int(facts.pop("subsampling", 1))
+            """Frames from one output to the next."""
+            self.is_ctc = facts.pop("objective", "states") == ObjectiveChoice.CTC.value
+            """Whether its outputs are the blank and phones, and not states."""
             for other in ("prep", "chunk"):
                 facts.pop(other, None)
             self.model = build(name, **facts)
@@ -66,10 +75,12 @@ class TrainedNetwork:
             raise UserError(f"the model of {run.path} is broken: {reason}") from None
         self.one_by_one = find(name).takes is Takes.FRAMES
         """Whether it takes each frame with its context, and not the whole utterance."""
-        left, right = (getattr(self.model, side, context) for side in ("left", "right"))
-        self.left, self.right = int(left), int(right)
-        """Frames that it looks at before and behind each one."""
-        self.dimension = inputs // (self.left + 1 + self.right) if self.one_by_one else inputs
+        self.context = context if self.one_by_one or self.is_ctc else 0
+        """Frames each side that it gets as one row with each frame."""
+        sides = (0 if self.one_by_one else int(getattr(self.model, s)) for s in ("left", "right"))
+        self.left, self.right = sides
+        """Rows that it gets before the first one and behind the last one."""
+        self.dimension = inputs // (2 * self.context + 1)
         """Numbers in a frame."""
         self.model.eval()
 
@@ -81,33 +92,41 @@ class TrainedNetwork:
         return digest.hexdigest()
 
     def log_posteriors(self, frames: Frames) -> Frames:
-        """Log posteriors of the states in each frame of an utterance, normalised by speaker."""
-        padded = torch.from_numpy(
-            np.concatenate(
-                [frames[:1].repeat(self.left, 0), frames, frames[-1:].repeat(self.right, 0)]
-            )
-        )
+        """Log posteriors of what it tells apart, at each output of an utterance.
+
+        Args:
+            frames: Of the utterance, normalised by speaker.
+        """
+        rows = _pad(self._rows(_pad(torch.from_numpy(frames), self.context)), self.left, self.right)
         around = self.left + self.right
         pieces = []
         with torch.no_grad():
-            for first in range(0, len(frames), _LONGEST):
-                piece = padded[first : first + _LONGEST + around]
-                logits = self._logits(piece, len(piece) - around)
+            for first in range(0, len(rows) - around, _LONGEST):
+                piece = rows[first : first + _LONGEST + around]
+                logits = self.model(piece) if self.one_by_one else self.model(piece[None])[0]
                 pieces.append(functional.log_softmax(logits, dim=1).numpy())
         return np.concatenate(pieces)
 
-    def _logits(self, padded: torch.Tensor, frames: int) -> torch.Tensor:
-        if not self.one_by_one:
-            together: torch.Tensor = self.model(padded[None])[0]
-            return together
-        dimension = padded.shape[1]
-        width = (self.left + 1 + self.right) * dimension
-        apart: torch.Tensor = self.model(padded.as_strided((frames, width), (dimension, 1)))
-        return apart
+    def _rows(self, padded: torch.Tensor) -> torch.Tensor:
+        """Each frame that has an output with its context, a view."""
+        dimension, width = padded.shape[1], 2 * self.context + 1
+        count = -(-(len(padded) - 2 * self.context) // self.subsampling)
+        steps = (self.subsampling * dimension, 1)
+        return padded.contiguous().as_strided((count, width * dimension), steps)
+
+
+def _pad(rows: torch.Tensor, left: int, right: int | None = None) -> torch.Tensor:
+    """Puts copies of the first row before, and of the last one behind; by default as many."""
+    behind = rows[-1:].expand(left if right is None else right, -1)
+    return torch.cat([rows[:1].expand(left, -1), rows, behind])
 
 
 class AcousticScorer:
-    """Computes log-likelihoods of states with a run's network, or with a PREP's GMMs."""
+    """Computes scores of an utterance's frames with a run's network, or with a PREP's GMMs.
+
+    They are log-likelihoods of states; of a network trained with CTC log posteriors of blank and
+    phones.
+    """
 
     def __init__(self, place: Path, processes: int) -> None:
         """Opens a run or a PREP.
@@ -125,12 +144,17 @@ class AcousticScorer:
             network = TrainedNetwork(RunDirectory.open(place))
         self.assets = DecodingAssets.read(place)
         self.cache: Path | None = None
-        self.name = "triphone" if self.assets.gmm_hmm.tying.context_dependent else "monophone"
-        self._identity = hashlib.sha256(self.assets.gmm_hmm.mixtures.means.tobytes()).hexdigest()
+        self.is_ctc = network is not None and network.is_ctc
         self._pool: WorkerPool[TrainedNetwork] | None = None
+        if network is None or not network.is_ctc:
+            model = self._gmm_hmm(place)
+            self.name = "triphone" if model.tying.context_dependent else "monophone"
+            self._identity = hashlib.sha256(model.mixtures.means.tobytes()).hexdigest()
         if network is not None:
-            self._priors = _read_priors(place / ASSETS_FOLDER / PRIORS_FILE)
-            self._identity += network.fingerprint() + self._priors.tobytes().hex()
+            self._priors = np.zeros(1, dtype=np.float32)
+            if not network.is_ctc:
+                self._priors = _read_priors(place / ASSETS_FOLDER / PRIORS_FILE)
+            self._identity = network.fingerprint() + self._priors.tobytes().hex()
             self.cache = place / ASSETS_FOLDER / "graphs"
             self.name = "network"
             self._pool = WorkerPool(processes, _open_network, place)
@@ -147,6 +171,31 @@ class AcousticScorer:
         """CPU seconds of finished work in processes other than this one."""
         return self._pool.worker_cpu_s if self._pool is not None else 0.0
 
+    def graph_inputs(self, language_model: NgramModel) -> GraphInputs | CtcGraphInputs:
+        """What the decoding graph is made of."""
+        assets = self.assets
+        if self.is_ctc:
+            return CtcGraphInputs(
+                lexicon=assets.lexicon, language_model=language_model, phones=assets.phones
+            )
+        assert assets.gmm_hmm is not None
+        return GraphInputs(
+            lexicon=assets.lexicon,
+            language_model=language_model,
+            topology=assets.gmm_hmm.topology,
+            tying=assets.gmm_hmm.tying,
+            silence=assets.gmm_hmm.silence,
+        )
+
+    def _gmm_hmm(self, place: Path) -> GmmHmm:
+        """The Gaussian model."""
+        if self.assets.gmm_hmm is None:
+            raise UserError(
+                f"{place} has no Gaussians to decode with: it was prepared without alignment; "
+                "train on it with --objective ctc, and decode the run"
+            )
+        return self.assets.gmm_hmm
+
     def fingerprint(self) -> str:
         """The sha256 of everything that the log-likelihoods depend on."""
         return hashlib.sha256(self._identity.encode()).hexdigest()
@@ -157,6 +206,7 @@ class AcousticScorer:
         """Yields log-likelihoods of utterances, frames x states each."""
         if self._pool is not None:
             return self._infer(self._pool, network_features(extracted))
+        assert self.assets.gmm_hmm is not None
         stats = cepstral_cmvn_stats(extracted)
         normalized = (gmm_features(h.cepstra, stats[u.speaker]) for u, h in extracted)
         return map(self.assets.gmm_hmm.mixtures.loglikes, normalized)
@@ -168,9 +218,9 @@ class AcousticScorer:
         cuts = tuning_set.starts[1:-1]
         if self._pool is not None:
             return list(self._infer(self._pool, np.split(tuning_set.network, cuts)))
-        return [
-            self.assets.gmm_hmm.mixtures.loglikes(f) for f in np.split(tuning_set.gaussian, cuts)
-        ]
+        assert self.assets.gmm_hmm is not None
+        mixtures = self.assets.gmm_hmm.mixtures
+        return [mixtures.loglikes(f) for f in np.split(tuning_set.gaussian, cuts)]
 
     def _infer(
         self, pool: WorkerPool[TrainedNetwork], frames: Iterable[Frames]

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono.config import Config, load
@@ -51,6 +50,7 @@ from unisono.training.builders import (
     source_of,
 )
 from unisono.training.contenders import CONTENDERS, Contender
+from unisono.training.objective import objective_of
 
 WARM_UP_STEPS = 5
 HEAD_START_S = 0.3
@@ -96,6 +96,7 @@ class BenchWorker:
         self._config = config
         self._device = choose_device(config, number)
         self._prep = open_data(config)
+        self._objective = objective_of(config)
         self._size = examples_in(config, config.minibatch)
         self._source = source_of(config, self._prep, Part.TRAIN, self._build(), None)
 
@@ -123,7 +124,7 @@ class BenchWorker:
         return model.to(self._device)
 
     def _loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
+        return self._objective.loss(model, x, y)
 
     def _time_loop(self, way: Contender, model: nn.Module, window: Window) -> None:
         optimizer: Any = make_optimizer(self._config, model, self._config.start_rate)

@@ -9,8 +9,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.config import Config, DeviceChoice, OptimizerChoice, ValidationChoice
-from unisono.data import ChunkSource, FrameSource, Part, Prep, SpecAugment
+from unisono.config import (
+    FRAMES_AN_UTTERANCE,
+    Config,
+    DeviceChoice,
+    ObjectiveChoice,
+    OptimizerChoice,
+    ValidationChoice,
+)
+from unisono.data import (
+    ChunkSource,
+    FrameSource,
+    Part,
+    Prep,
+    SpecAugment,
+    UtteranceSource,
+    long_enough,
+)
 from unisono.errors import UserError
 from unisono.learner.positions import Positions
 from unisono.models import Takes, find
@@ -20,6 +35,8 @@ from unisono.strategies.registry import make
 from unisono.training.kaldi.recipe import decay_of, dropout_of
 from unisono.training.rates import folds_momentum
 
+Examples = FrameSource | ChunkSource | UtteranceSource
+"""What a model is trained on and scored with."""
 _CEPSTRA = ("mfcc", "plp", "plp-pitch")
 
 
@@ -37,8 +54,9 @@ def shape_of(config: Config, prep: Prep) -> dict[str, Any]:
     """Returns the keywords of the model's `build`, but for its seed.
 
     Raises:
-        UserError: The configuration asks for what the model does not have.
+        UserError: The configuration asks for what the model or the data does not have.
     """
+    outputs = _outputs(config, prep)
     model, network = find(config.model), config.network
     if network.batch_norm and "batch_norm" not in model.options.values():
         raise UserError(f"network.batch_norm: model {config.model} has no batch normalisation")
@@ -49,9 +67,56 @@ def shape_of(config: Config, prep: Prep) -> dict[str, Any]:
     schedule = dropout_of(config)
     if schedule is not None and "dropout" in options:
         options["dropout"] = schedule.most
-    frames = 2 * network.context + 1 if model.takes is Takes.FRAMES else 1
+    if config.objective is ObjectiveChoice.CTC:
+        # A whole utterance needs nothing around it to build up the state of a recurrent model.
+        options |= {
+            keyword: 0 for keyword, key in model.options.items() if key in ("left", "right")
+        }
+    frames = 2 * context_of(config) + 1
+    return {"inputs": frames * prep.header.dimension, "outputs": outputs, **options}
+
+
+def _outputs(config: Config, prep: Prep) -> int:
     header = prep.header
-    return {"inputs": frames * header.dimension, "outputs": header.states, **options}
+    if config.objective is ObjectiveChoice.CTC:
+        if not header.phones:
+            raise UserError(
+                f"PREP {prep.path} has no phones, which --objective ctc learns: make it with "
+                "unisono prepare DATA --lexicon FILE"
+            )
+        return 1 + header.phones
+    if not header.states:
+        raise UserError(
+            f"PREP {prep.path} has no alignment: train with --objective ctc, or prepare it without "
+            "--no-alignment"
+        )
+    return header.states
+
+
+def context_of(config: Config) -> int:
+    """Frames each side that a model gets as one row with each frame.
+
+    With CTC a model of whole utterances gets as many as lie between two outputs.
+    """
+    if find(config.model).takes is Takes.FRAMES:
+        return config.network.context
+    return subsampling_of(config) // 2
+
+
+def subsampling_of(config: Config) -> int:
+    """Frames from one output of a model to the next."""
+    return config.network.subsampling if config.objective is ObjectiveChoice.CTC else 1
+
+
+def ctc_facts(config: Config) -> dict[str, Any]:
+    """What the description of a model says of CTC; of frames with states, nothing."""
+    if config.objective is not ObjectiveChoice.CTC:
+        return {}
+    return {
+        "objective": config.objective.value,
+        "context": context_of(config),
+        "subsampling": subsampling_of(config),
+    }
 
 
 def choose_device(config: Config, number: int) -> torch.device:
@@ -86,8 +151,8 @@ def make_optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim
 
 def source_of(
     config: Config, prep: Prep, part: Part, model: nn.Module, device: torch.device | None
-) -> FrameSource | ChunkSource:
-    """Returns the examples that a model is trained on: frames with context, or chunks.
+) -> Examples:
+    """Returns the examples that a model is trained on: frames with context, chunks or utterances.
 
     Those to train on are augmented as `[augment]` says, where they are drawn by epoch.
 
@@ -96,11 +161,24 @@ def source_of(
     """
     network = config.network
     augment = augment_of(config, prep) if part is Part.TRAIN else None
-    if find(config.model).takes is Takes.FRAMES:
-        return FrameSource(prep, part, context=network.context, device=device, augment=augment)
-    left, right = (getattr(model, side, None) for side in ("left", "right"))
+    takes_frames, context = find(config.model).takes is Takes.FRAMES, context_of(config)
+    is_ctc = config.objective is ObjectiveChoice.CTC
+    if takes_frames and not is_ctc:
+        return FrameSource(prep, part, context=context, device=device, augment=augment)
+    left, right = (0 if takes_frames else getattr(model, side, None) for side in ("left", "right"))
     if not (isinstance(left, int) and isinstance(right, int)):
         raise UserError(f"model {config.model} takes chunks, but has no attributes left and right")
+    if is_ctc:
+        return UtteranceSource(
+            prep,
+            part,
+            subsampling=network.subsampling,
+            context=context,
+            left=left,
+            right=right,
+            device=device,
+            augment=augment,
+        )
     return ChunkSource(
         prep,
         part,
@@ -133,20 +211,26 @@ def augment_of(config: Config, prep: Prep) -> SpecAugment | None:
 def examples_in(config: Config, frames: int) -> int:
     """Returns how many examples so many frames are, at least 1; 0 stays 0.
 
-    Keys of the configuration count frames, so that they mean the same for every model; an
-    example of a chunk model has `network.chunk` of them.
+    Keys of the configuration count frames, so that they mean the same for every model.
     """
-    if frames == 0 or find(config.model).takes is Takes.FRAMES:
-        return frames
-    return max(1, frames // config.network.chunk)
+    return max(1, frames // frames_an_example(config)) if frames else 0
+
+
+def frames_an_example(config: Config) -> int:
+    """Frames that an example counts as: a chunk as many as it has, an utterance always as many."""
+    if config.objective is ObjectiveChoice.CTC:
+        return FRAMES_AN_UTTERANCE
+    return 1 if find(config.model).takes is Takes.FRAMES else config.network.chunk
 
 
 def positions_of(config: Config, prep: Prep) -> Positions:
     """Returns the minibatches of a run."""
-    utterances = prep.utterances_of(Part.TRAIN)
-    lengths = prep.starts[utterances + 1] - prep.starts[utterances]
-    chunk = 1 if find(config.model).takes is Takes.FRAMES else config.network.chunk
-    count = int((-(-lengths // chunk)).sum())
+    if config.objective is ObjectiveChoice.CTC:
+        count = int(long_enough(prep, Part.TRAIN, config.network.subsampling).sum())
+    else:
+        utterances = prep.utterances_of(Part.TRAIN)
+        lengths = prep.starts[utterances + 1] - prep.starts[utterances]
+        count = int((-(-lengths // frames_an_example(config))).sum())
     return Positions(count, examples_in(config, config.minibatch), config.epochs, config.seed)
 
 
@@ -162,5 +246,5 @@ def committed_examples(config: Config, prep: Prep, committed: Iterable[Sequence[
 def strategy_of(config: Config) -> Strategy:
     """Returns the strategy, its pace in examples."""
     strategy = make(config.strategy_name, config.strategy_options)
-    takes_frames = find(config.model).takes is Takes.FRAMES
-    return strategy if takes_frames else strategy.in_chunks_of(config.network.chunk)
+    frames = frames_an_example(config)
+    return strategy if frames == 1 else strategy.in_chunks_of(frames)

@@ -13,7 +13,7 @@ from unisono.errors import UserError
 from unisono.report.history import History
 from unisono.simulation.hosts import MBIT, Link
 from unisono.strategies.base import Sharding
-from unisono.training.builders import strategy_of
+from unisono.training.builders import examples_in, strategy_of
 
 LATENCY_MS = 0.05
 """Of a message inside a machine; a round's time does not tell it from the bytes' own."""
@@ -93,7 +93,7 @@ def _minibatch_seconds(history: History) -> float:
     speeds = [track.speed for track in history.tracks() if track.speed > 0]
     if not speeds:
         raise UserError(f"--calibrate {history.name}: it is too short to tell what it cost")
-    return history.config.minibatch / statistics.median(speeds)
+    return examples_in(history.config, history.config.minibatch) / statistics.median(speeds)
 
 
 def _shared_memory(history: History) -> list[Link]:

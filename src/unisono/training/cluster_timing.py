@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
-from unisono.data import Part, Prep
+from unisono.data import Prep
 from unisono.errors import UserError
 from unisono.models import build
 from unisono.simulation.disturbances import disturbances_of
@@ -16,7 +16,7 @@ from unisono.simulation.hosts import Hosts, HostTable, TrainingTable
 from unisono.simulation.network import HostNetwork, LinkUse
 from unisono.simulation.timeline import NotedNetwork, Timeline
 from unisono.simulation.timing import OnCompute, Timing, time_strategy
-from unisono.training.builders import shape_of, strategy_of
+from unisono.training.builders import positions_of, shape_of, strategy_of
 from unisono.training.compare_variants import ComparisonRun
 from unisono.training.link_precision import with_link_precision
 
@@ -45,7 +45,7 @@ def load_of(config: Config, training: TrainingTable | None) -> Load:
         return Load(-(-training.examples // config.minibatch), training.parameters)
     prep = Prep.open(Path(config.prep))
     model = build(config.model, seed=0, **shape_of(config, prep))
-    minibatches = -(-prep.frames_of(Part.TRAIN) // config.minibatch)
+    minibatches = positions_of(config, prep).per_epoch
     return Load(minibatches, sum(p.numel() for p in model.parameters()))
 
 

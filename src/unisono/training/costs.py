@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 
 from unisono.config import Config
 from unisono.data import Part
@@ -21,6 +20,7 @@ from unisono.models import build
 from unisono.pool.order import Order
 from unisono.simulation.hosts import MBIT, Link
 from unisono.training.builders import examples_in, make_optimizer, open_data, shape_of, source_of
+from unisono.training.objective import objective_of
 from unisono.training.rates import make_schedule
 
 MINIBATCHES = 40
@@ -41,6 +41,7 @@ def minibatch_seconds(config: Config) -> float:
     prep = open_data(config)
     model = build(config.model, seed=config.seed, **shape_of(config, prep))
     source = source_of(config, prep, Part.TRAIN, model, None)
+    objective = objective_of(config)
     optimizer = make_optimizer(config, model, make_schedule(config).rate(0.0))
     size = min(examples_in(config, config.minibatch), len(source))
     block = config.natural_gradient.update_period
@@ -51,7 +52,7 @@ def minibatch_seconds(config: Config) -> float:
         began = cpu_time()
         start = step * size % room
         x, y = source.batch(order.indices(0, start, start + size))
-        loss = functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
+        loss = objective.loss(model, x, y)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

@@ -22,7 +22,7 @@ from unisono.speech.decoding.assets import DecodingAssets
 from unisono.speech.decoding.decoder import BEAM, MAX_ACTIVE, Decoder, Words
 from unisono.speech.decoding.progress import DecodingProgress
 from unisono.speech.decoding.scoring import Score, score
-from unisono.speech.decoding.tuning import TunedSettings, tune
+from unisono.speech.decoding.tuning import CTC_SCALE, DEFAULT_SCALE, TunedSettings, tune
 from unisono.speech.dependencies import import_package
 from unisono.speech.features.extraction import (
     extract_features,
@@ -30,7 +30,7 @@ from unisono.speech.features.extraction import (
 from unisono.speech.features.extractors import FeatureType
 from unisono.speech.features.kaldi_archives import KaldiFeatureReader
 from unisono.speech.features.spectrum import SHIFT_S
-from unisono.speech.graph.decoding_graph import GraphInputs, build_graph, cached_graph
+from unisono.speech.graph.decoding_graph import cached_graph
 from unisono.speech.graph.language_model import NgramModel, read_language_model
 from unisono.speech.prepare import scratch_directory
 from unisono.speech.validation import InputOptions, validate_data
@@ -111,8 +111,8 @@ def _decode(
         raise no_usable_utterance(data, validated.exclusions)
     begun = time.process_time()
     settings, tuning_cpu_s = tuned_settings(scorer, tuning_language_model, options, log)
-    graph_inputs = graph_inputs_of(assets, language_model)
-    graph = cached_graph(graph_inputs, scorer.cache) if scorer.cache else build_graph(graph_inputs)
+    graph_inputs = scorer.graph_inputs(language_model)
+    graph = cached_graph(graph_inputs, scorer.cache) if scorer.cache else graph_inputs.build()
     log(f"graph: {len(graph.final)} states, {len(graph.source)} arcs")
     with Decoder(graph, graph_inputs.words, options.processes) as decoder:
         lengths = [len(features.network) for _, features in extracted]
@@ -174,17 +174,6 @@ def _language_models(
     return both
 
 
-def graph_inputs_of(assets: DecodingAssets, language_model: NgramModel) -> GraphInputs:
-    """What the decoding graph of a model is made of."""
-    return GraphInputs(
-        lexicon=assets.lexicon,
-        language_model=language_model,
-        topology=assets.gmm_hmm.topology,
-        tying=assets.gmm_hmm.tying,
-        silence=assets.gmm_hmm.silence,
-    )
-
-
 def tuned_settings(
     scorer: AcousticScorer, language_model: NgramModel, options: DecodeOptions, log: Log
 ) -> tuple[TunedSettings, float]:
@@ -198,14 +187,15 @@ def tuned_settings(
         log(f"{_described(settings)}, as in {options.like}")
         return settings, 0.0
     tuning_set = scorer.assets.tuning_set
+    first = CTC_SCALE if scorer.is_ctc else DEFAULT_SCALE
     if tuning_set is None:
-        settings = TunedSettings()
+        settings = TunedSettings(scale=first)
         log(
             f"no speaker was held out: {_described(settings)} are not tuned "
             "(--like takes those of another decoding)"
         )
         return settings, 0.0
-    graph_inputs = graph_inputs_of(scorer.assets, language_model)
+    graph_inputs = scorer.graph_inputs(language_model)
     cached: Path | None = None
     if scorer.cache is not None:
         key = f"{graph_inputs.fingerprint()}{scorer.fingerprint()}"
@@ -218,8 +208,8 @@ def tuned_settings(
     # Recognised or not, an unknown word is an error, as it is when the result is scored.
     unknown = scorer.assets.lexicon.unknown_word
     references = [tuple("" if w == unknown else w for w in words) for words in tuning_set.words]
-    with Decoder(build_graph(graph_inputs), graph_inputs.words, options.processes) as decoder:
-        settings = tune(decoder, scorer.score_tuning_set(), references, log)
+    with Decoder(graph_inputs.build(), graph_inputs.words, options.processes) as decoder:
+        settings = tune(decoder, scorer.score_tuning_set(), references, log, first)
         cpu_s = decoder.worker_cpu_s
     log(
         f"{_described(settings)}: {settings.errors} errors in {settings.words} words of held-out "

@@ -46,6 +46,8 @@ def save_decoding_assets(run: RunDirectory, prep: Prep) -> None:
         replace(DecodingAssets.read(run.path), tuning_set=None).write(target)
         (target / TUNING_SET_FILE).unlink(missing_ok=True)
     network = TrainedNetwork(run)
+    if network.is_ctc:  # the blank has most of the mean: nothing is divided out
+        return
     threads = torch.get_num_threads()
     # One thread: utterances are short, and on a busy machine threads that synchronise at every
     # layer take many times as long.

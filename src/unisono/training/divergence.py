@@ -30,7 +30,7 @@ from unisono.learner.checkpoint_files import (
 from unisono.pool.ranges import Range, count, merge, subtract
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.runs.metrics import cut_torn_line
-from unisono.training.builders import open_data, positions_of
+from unisono.training.builders import open_data, positions_of, shape_of
 
 MARGIN = 0.5
 """Nats a frame by which a clearly worse model is below the best log-prob so far."""
@@ -46,15 +46,15 @@ class DivergenceWatch:
     That is one whose held-out log-prob is not finite, or in two validations in a row (or the last)
     more than ``MARGIN`` below the best one so far, while the training loss is as bad. A model that
     overfits loses on held-out frames alone. Before the first validation the best one is that of the
-    uniform distribution, log(1 / states), which an untrained model has.
+    uniform distribution, log(1 / outputs), which an untrained model has.
     """
 
-    def __init__(self, states: int) -> None:
+    def __init__(self, outputs: int) -> None:
         self.progress = 0.0
         """How far the run is, 0 to 1."""
         self.is_confirmed = False
         """Whether a validation was good since the run last went back."""
-        self._uniform = -math.log(states)
+        self._uniform = -math.log(outputs)
         self._good: list[tuple[float, float]] = []
         self._bad: list[float] = []
         self._losses: dict[int, float] = {}
@@ -134,7 +134,7 @@ class Recovery:
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         prep = open_data(config)
-        self.watch = DivergenceWatch(prep.header.states)
+        self.watch = DivergenceWatch(shape_of(config, prep)["outputs"])
         self._total = positions_of(config, prep).total
         self._run = run
         self._config = config

@@ -44,23 +44,33 @@ class UtteranceModel(nn.Module):
     """A network with what happens around it: frames (T x D) to log posteriors (T x states).
 
     The frames are normalised by speaker. The first and the last are repeated for the network's
-    context, as in training.
+    context, as in training. With CTC there are log posteriors of blank and phones, of every few
+    frames.
     """
 
     def __init__(self, network: TrainedNetwork) -> None:
         super().__init__()
         self.model = network.model
+        self.context, self.subsampling = network.context, network.subsampling
         self.left, self.right, self.one_by_one = network.left, network.right, network.one_by_one
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Log posteriors of the states in each frame."""
-        first, last = frames[:1].expand(self.left, -1), frames[-1:].expand(self.right, -1)
-        padded = torch.cat([first, frames, last])
-        if not self.one_by_one:
-            return functional.log_softmax(self.model(padded[None])[0], 1)
-        count = frames.shape[0]
-        around = [padded[k : k + count] for k in range(self.left + 1 + self.right)]
-        return functional.log_softmax(self.model(torch.cat(around, 1)), 1)
+        """Log posteriors at each output."""
+        rows = frames
+        if self.context > 0:
+            padded, count = _padded(frames, self.context, self.context), frames.shape[0]
+            around = [padded[k : k + count] for k in range(2 * self.context + 1)]
+            rows = torch.cat(around, 1)
+        if self.subsampling > 1:
+            rows = rows[:: self.subsampling]
+        if self.one_by_one:
+            return functional.log_softmax(self.model(rows), 1)
+        whole = _padded(rows, self.left, self.right)
+        return functional.log_softmax(self.model(whole[None])[0], 1)
+
+
+def _padded(rows: Tensor, left: int, right: int) -> Tensor:
+    return torch.cat([rows[:1].expand(left, -1), rows, rows[-1:].expand(right, -1)])
 
 
 def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, int]:
@@ -120,7 +130,8 @@ def _largest_difference(
     network: TrainedNetwork, exported: Callable[[Frames], Frames], frames: Frames
 ) -> float:
     """Of utterances of other lengths than the one that it was made with, too."""
-    pieces = [frames, frames[:2], frames[: len(frames) // 2 + 1]]
+    shortest = 2 if network.subsampling == 1 else network.subsampling + 1
+    pieces = [frames, frames[:shortest], frames[: len(frames) // 2 + 1]]
     return max(
         float(np.abs(exported(piece) - network.log_posteriors(piece)).max()) for piece in pieces
     )
@@ -140,7 +151,7 @@ def _check_recurrent(model: nn.Module, to: ModelFormat) -> None:
         )
 
 
-def _write_onnx(model: nn.Module, frames: Tensor, facts: dict[str, Any], path: Path) -> None:
+def _write_onnx(model: UtteranceModel, frames: Tensor, facts: dict[str, Any], path: Path) -> None:
     import onnx
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -150,7 +161,7 @@ def _write_onnx(model: nn.Module, frames: Tensor, facts: dict[str, Any], path: P
             model,
             (frames,),
             dynamo=True,
-            dynamic_shapes=_any_number_of_frames(),
+            dynamic_shapes=_any_number_of_frames(model),
             input_names=["frames"],
             output_names=["log_posteriors"],
             verbose=False,
@@ -173,13 +184,17 @@ def _read_onnx(path: Path) -> Callable[[Frames], Frames]:
     return compute
 
 
-def _any_number_of_frames() -> tuple[dict[int, Any]]:
-    """The shape of the input; `torch.export` is imported when it is used, which takes long."""
-    return ({0: torch.export.Dim("frames", min=1)},)
+def _any_number_of_frames(model: UtteranceModel) -> tuple[dict[int, Any]]:
+    """The shape of the input; `torch.export` is imported when it is used, which takes long.
+
+    It tells one output from several: where not every frame has one, there must be two.
+    """
+    least = 1 if model.subsampling == 1 else model.subsampling + 1
+    return ({0: torch.export.Dim("frames", min=least)},)
 
 
-def _write_torch(model: nn.Module, frames: Tensor, facts: dict[str, Any], path: Path) -> None:
-    program = torch.export.export(model, (frames,), dynamic_shapes=_any_number_of_frames())
+def _write_torch(model: UtteranceModel, frames: Tensor, facts: dict[str, Any], path: Path) -> None:
+    program = torch.export.export(model, (frames,), dynamic_shapes=_any_number_of_frames(model))
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={"unisono.json": json.dumps(facts)})
 

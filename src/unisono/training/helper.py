@@ -19,6 +19,7 @@ from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory
 from unisono.training.builders import choose_device, make_optimizer, open_data, shape_of
 from unisono.training.inner_group import GroupBroken, InnerGroup, SharedModel, Step, slice_loss
+from unisono.training.objective import objective_of
 from unisono.training.precision import choose_precision
 from unisono.verbosity import log_to_terminal
 
@@ -38,6 +39,7 @@ class Helper:
         config = run.read_config()
         size = config.processes_per_learner
         self._device = choose_device(config, place)
+        self._objective = objective_of(config)
         shape = shape_of(config, open_data(config))
         self._model = build(config.model, seed=config.seed, **shape).to(self._device)
         self._precision = choose_precision(config.precision, self._device, self._model)
@@ -64,7 +66,7 @@ class Helper:
         rows = step.rows[rank]
         self._shared.share()
         x = self._group.receive_slice((rows, *step.inputs), torch.float32)
-        states = self._group.receive_slice((rows, *step.targets), torch.int64)
+        targets = self._group.receive_slice((rows, *step.targets), torch.int64)
         torch.manual_seed(step.seed + rank)
         for layer, share in zip(self._dropouts, step.dropout, strict=True):
             layer.p = share
@@ -72,7 +74,9 @@ class Helper:
             self._optimizer.state = defaultdict(dict)
         loss = torch.zeros((), device=self._device)
         if rows:
-            loss = slice_loss(self._model, x, states, step.labels, self._precision)
+            loss = slice_loss(
+                self._objective, self._model, x, targets, step.frames, self._precision
+            )
         self._group.add_up([loss.clone()])
         if rows:
             torch.autograd.backward(loss)

@@ -34,10 +34,10 @@ from unisono.training.inner_group import (
     InnerGroup,
     SharedModel,
     Step,
-    count_labels,
     slice_loss,
     slice_rows,
 )
+from unisono.training.objective import objective_of
 
 PATIENCE = 10
 """How many times `timeout_s` process 0 waits for a helper within a step."""
@@ -89,6 +89,7 @@ class Helpers:
     def __init__(self, run: RunDirectory, learner: int, place: int) -> None:
         config = run.read_config()
         self._learner = learner
+        self._objective = objective_of(config)
         self._size = config.processes_per_learner
         self._timeout = timedelta(seconds=PATIENCE * config.timeout_s)
         try:
@@ -122,7 +123,7 @@ class Helpers:
             raise self._reason(broken) from None
         self._shared = SharedModel(model, self._group)
 
-    def loss(self, x: Tensor, states: Tensor, optimizer: Optimizer) -> Tensor:
+    def loss(self, x: Tensor, targets: Tensor, optimizer: Optimizer) -> Tensor:
         """The mean loss of a minibatch, whose backward pass is that of this process' slice.
 
         Each call is followed by one of ``reduce``.
@@ -132,9 +133,9 @@ class Helpers:
         """
         step = Step(
             rows=slice_rows(len(x), self._size),
-            labels=count_labels(states),
+            frames=self._objective.frames(targets),
             inputs=tuple(x.shape[1:]),
-            targets=tuple(states.shape[1:]),
+            targets=tuple(targets.shape[1:]),
             seed=int(torch.randint(2**31, ())),
             dropout=tuple(layer.p for layer in self._dropouts),
             restarted=not optimizer.state,
@@ -146,8 +147,10 @@ class Helpers:
             group.announce(step)
             self._shared.share()
             own_x = group.send_slices(x, step.rows)
-            own_states = group.send_slices(states, step.rows)
-            own = slice_loss(self._model, own_x, own_states, step.labels, self._precision)
+            own_targets = group.send_slices(targets, step.rows)
+            own = slice_loss(
+                self._objective, self._model, own_x, own_targets, step.frames, self._precision
+            )
             total = own.detach().clone()
             group.add_up([total])
         except GroupBroken as broken:

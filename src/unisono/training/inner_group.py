@@ -14,12 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.nn import functional
 
 from unisono.config import ComputePrecision
-from unisono.data import UNLABELLED
 from unisono.fabric.codec import JSON, from_plain, to_plain
 from unisono.learner.storage import ModelStorage
+from unisono.training.objective import Objective
 from unisono.training.precision import autocast
 
 
@@ -29,12 +28,12 @@ class Step:
 
     rows: tuple[int, ...]
     """Examples of each process, in the order of the ranks."""
-    labels: int
-    """Frames of the whole minibatch that have a state: what its mean loss is a mean over."""
+    frames: int
+    """Of the whole minibatch: what its mean loss is a mean over."""
     inputs: tuple[int, ...]
     """The shape of one example."""
     targets: tuple[int, ...]
-    """The shape of its states."""
+    """The shape of its targets."""
     seed: int
     """Of what the helpers draw at random, as for dropout."""
     dropout: tuple[float, ...]
@@ -58,18 +57,17 @@ def slice_rows(rows: int, processes: int) -> tuple[int, ...]:
     return tuple(len(part) for part in torch.arange(rows).tensor_split(processes))
 
 
-def count_labels(states: Tensor) -> int:
-    """How many frames have a state: chunks may end behind their utterances."""
-    return int((states != UNLABELLED).sum())
-
-
 def slice_loss(
-    model: nn.Module, x: Tensor, states: Tensor, labels: int, precision: ComputePrecision
+    objective: Objective,
+    model: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    frames: int,
+    precision: ComputePrecision,
 ) -> Tensor:
-    """The slice's share of the mean loss of a minibatch with so many labels."""
+    """The slice's share of the mean loss of a minibatch with so many frames."""
     with autocast(precision, x.device):
-        logits = model(x).flatten(0, -2)
-        return functional.cross_entropy(logits, states.flatten(), reduction="sum") / labels
+        return objective.total(model, x, targets) / frames
 
 
 class GroupBroken(Exception):  # noqa: N818

@@ -7,11 +7,12 @@ import math
 from safetensors import safe_open
 
 import unisono
-from unisono.config import Config
+from unisono.config import Config, ObjectiveChoice
 from unisono.data import Part, Prep
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.runs.summary import Summary
 from unisono.speech.decoding.assets import ASSETS_FOLDER
+from unisono.text import counted
 
 _USE = """
 ## Use
@@ -29,10 +30,11 @@ Word error rates depend on the test set and the language model: measure yours wi
 
 def write_model_card(run: RunDirectory, config: Config, prep: Prep, summary: Summary) -> None:
     """Writes it into the run, from what the run and its data say."""
+    ctc = config.objective is ObjectiveChoice.CTC
     rows = [
         ("model", f"{config.model}, {_parameters(run):,} parameters"),
         ("input", f"{prep.header.dimension} features a frame, normalised by speaker"),
-        ("output", f"posteriors of {prep.header.states:,} states"),
+        ("output", _output(config, prep)),
         ("training data", _data(prep, Part.TRAIN)),
         ("held-out data", _data(prep, Part.HELDOUT)),
         ("data fingerprint", prep.fingerprint),
@@ -40,7 +42,10 @@ def write_model_card(run: RunDirectory, config: Config, prep: Prep, summary: Sum
         ("learners", f"{summary.learners}, {summary.strategy}, {summary.optimizer}"),
         ("training time", f"{summary.wall_s:,.0f} s"),
         ("held-out log-prob", _number(summary.validation_logprob, "{:.3f} a frame")),
-        ("held-out frames right", _number(summary.validation_accuracy, "{:.1%}")),
+        (
+            "held-out phone accuracy" if ctc else "held-out frames right",
+            _number(summary.validation_accuracy, "{:.1%}"),
+        ),
         ("training log-prob", _number(summary.train_logprob, "{:.3f} a frame")),
         ("made by", f"Unisono {unisono.__version__}"),
     ]
@@ -61,6 +66,13 @@ def write_model_card(run: RunDirectory, config: Config, prep: Prep, summary: Sum
 def _parameters(run: RunDirectory) -> int:
     with safe_open(run.model, "pt") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def _output(config: Config, prep: Prep) -> str:
+    if config.objective is ObjectiveChoice.STATES:
+        return f"posteriors of {prep.header.states:,} states"
+    every = counted(config.network.subsampling, "frame")
+    return f"posteriors of a blank and {prep.header.phones:,} phones, every {every} (CTC)"
 
 
 def _data(prep: Prep, part: Part) -> str:

@@ -16,9 +16,9 @@ from unisono.speech.dependencies import import_package
 from unisono.speech.features.audio import AudioReader, UtteranceError
 from unisono.speech.features.extraction import UtteranceFeatures, features_of
 from unisono.speech.features.extractors import FeatureType
-from unisono.speech.graph.decoding_graph import build_graph, cached_graph
+from unisono.speech.graph.decoding_graph import cached_graph
 from unisono.training.acoustic_scorer import AcousticScorer
-from unisono.training.decode import DecodeOptions, graph_inputs_of, tuned_settings
+from unisono.training.decode import DecodeOptions, tuned_settings
 
 _SCALE = 32768.0
 
@@ -54,9 +54,9 @@ class Recognizer:
             self._scorer, assets.tuning_language_model, DecodeOptions(), lambda line: None
         )
         self._scale, self._penalty = settings.scale, settings.penalty
-        inputs = graph_inputs_of(assets, assets.language_model)
+        inputs = self._scorer.graph_inputs(assets.language_model)
         cache = self._scorer.cache
-        graph = cached_graph(inputs, cache) if cache else build_graph(inputs)
+        graph = cached_graph(inputs, cache) if cache else inputs.build()
         self._decoder = Decoder(graph, inputs.words, 1)
 
     def __enter__(self) -> Recognizer:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.data import ChunkSource, FrameSource, Part
+from unisono.data import Part
 from unisono.fabric.local.background import now
 from unisono.report.outcome import RunOutcome, read_result
 from unisono.report.report import write_report
 from unisono.report.simulation_table import SimulatedRow, table
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.simulation.hosts import Hosts
+from unisono.training.builders import Examples
 from unisono.training.compare_variants import BASELINE, ComparisonRun
 from unisono.training.plan_file import planned
 from unisono.training.simulated_run import simulate_run
@@ -38,7 +39,7 @@ class Simulate:
         hosts = simulation.costed(jobs)
         with planned(out, simulation.settings(hosts), "simulate", "simulation"):
             write_atomically(out / HOSTS, hosts.dump().encode())
-            known: dict[int | None, dict[Part, FrameSource | ChunkSource]] = {}
+            known: dict[int | None, dict[Part, Examples]] = {}
             for number, job in enumerate(jobs, start=1):
                 augment = job.config.augment
                 # The masks of SpecAugment, which a source holds, depend on the seed.
@@ -56,7 +57,7 @@ class Simulate:
         self,
         job: ComparisonRun,
         hosts: Hosts,
-        sources: dict[Part, FrameSource | ChunkSource],
+        sources: dict[Part, Examples],
         place: str,
     ) -> None:
         say = self.simulation.say

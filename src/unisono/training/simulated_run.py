@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
-from unisono.data import ChunkSource, FrameSource, Part
+from unisono.data import Part
 from unisono.errors import Diverged
 from unisono.launch.coordinator_main import Events, outcome_of
 from unisono.simulation import run_loops, virtual_now
 from unisono.simulation.disturbances import disturbances_of
 from unisono.simulation.hosts import Hosts
 from unisono.simulation.network import HostNetwork
+from unisono.training.builders import Examples
 from unisono.training.display import Display
 from unisono.training.link_precision import with_link_precision
 from unisono.training.train import conclude, made, note_start
@@ -30,7 +31,7 @@ def simulate_run(
     config: Config,
     hosts: Hosts,
     slowness: Mapping[int, float],
-    sources: dict[Part, FrameSource | ChunkSource],
+    sources: dict[Part, Examples],
 ) -> None:
     """Trains from the beginning, whatever is there; how it went is in the run's directory.
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from unisono.config import Config, dump
-from unisono.data import Part, Prep
+from unisono.config import Config, ObjectiveChoice, dump
+from unisono.data import Part, Prep, long_enough
 from unisono.errors import Diverged, ProcessLost, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.background import now
@@ -43,7 +43,13 @@ from unisono.runs.tracking import Tracking, find_tracker
 from unisono.strategies.base import describe
 from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
-from unisono.training.builders import choose_device, committed_examples, open_data, shape_of
+from unisono.training.builders import (
+    choose_device,
+    committed_examples,
+    open_data,
+    positions_of,
+    shape_of,
+)
 from unisono.training.decoding_assets import save_decoding_assets
 from unisono.training.display import PARENT_SHOWS, Display, EventReaders
 from unisono.training.divergence import Recovery
@@ -218,9 +224,10 @@ def check(config: Config) -> None:
             f"PREP {prep.path} holds no speaker out to check the model on: train with "
             "--validation none, or prepare it with some"
         )
-    frames = prep.frames_of(Part.TRAIN)
-    check_rounds(config, frames)
-    minibatches = -(-frames // config.minibatch) * config.epochs
+    if config.validation.wanted and config.objective is ObjectiveChoice.CTC:
+        long_enough(prep, Part.HELDOUT, config.network.subsampling)
+    check_rounds(config, prep.frames_of(Part.TRAIN))
+    minibatches = positions_of(config, prep).total
     if minibatches < learners:
         raise UserError(
             f"{learners} learners and only {minibatches} minibatches: use fewer learners or "

@@ -1,4 +1,4 @@
-"""Log-prob and accuracy of a model on frames."""
+"""Log-prob and accuracy of a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
-from unisono.data import UNLABELLED, ChunkSource, FrameSource, Source, halve
+from unisono.data import ChunkSource, FrameSource, Source, UtteranceSource, halve
 from unisono.pool.order import Order
+from unisono.training.builders import Examples
+from unisono.training.objective import Objective
 
 HALVES = ("choice", "report")
 """What each of the two halves of the held-out speakers is for: names in ``validation`` events."""
@@ -24,20 +25,27 @@ _NUMBERS = 1 << 20
 
 @dataclass(frozen=True)
 class Score:
-    """Means a frame; the log-prob is in nats. Of no frames, both are NaN."""
+    """Means: the log-prob a frame, in nats, the accuracy a label. Of none, they are NaN.
+
+    A frame has one label, its state; an utterance of CTC has its phones.
+    """
 
     logprob: float
     accuracy: float
     frames: int
+    labels: int
 
 
-def score(model: nn.Module, source: Source, examples: int, device: torch.device) -> Score:
-    """Scores a fixed random choice of ``examples`` frames or chunks (0: all of them)."""
+def score(
+    objective: Objective, model: nn.Module, source: Source, examples: int, device: torch.device
+) -> Score:
+    """Scores a fixed random choice of ``examples`` examples (0: all of them)."""
     everyone = np.zeros(len(source), dtype=np.int64)
-    return score_groups(model, source, everyone, examples, device)[0]
+    return score_groups(objective, model, source, everyone, examples, device)[0]
 
 
 def score_groups(
+    objective: Objective,
     model: nn.Module,
     source: Source,
     group: NDArray[np.int64],
@@ -53,21 +61,22 @@ def score_groups(
     chosen = np.sort(Order(len(source), seed=0).indices(0, 0, count))
     of = torch.from_numpy(group[chosen]).to(device)
     size = max(1, _NUMBERS // source.batch(chosen[:1])[0].numel())
-    logprob, right, frames = torch.zeros(3, groups, dtype=torch.float64, device=device)
+    sums = torch.zeros(4, groups, dtype=torch.float64, device=device)
     training = model.training
     model.eval()
     with torch.no_grad():
         for start in range(0, count, size):
             x, y = (t.to(device) for t in source.batch(chosen[start : start + size]))
-            here = of[start : start + size].repeat_interleave(y.numel() // len(y))
-            logits, y = model(x).flatten(0, -2), y.flatten()
-            losses = functional.cross_entropy(logits, y, reduction="none")
-            logprob.index_add_(0, here, losses.double(), alpha=-1)
-            right.index_add_(0, here, (logits.argmax(1) == y).double())
-            frames.index_add_(0, here, (y != UNLABELLED).double())
+            found = objective.measure(model, x, y)
+            here = of[start : start + size].repeat_interleave(len(found.logprob) // len(y))
+            columns = (found.logprob, found.right, found.frames, found.labels)
+            for total, column in zip(sums, columns, strict=True):
+                total.index_add_(0, here, column.double())
     model.train(training)
-    sums = zip(logprob.tolist(), right.tolist(), frames.long().tolist(), strict=True)
-    return [Score(_mean(total, n), _mean(hits, n), n) for total, hits, n in sums]
+    return [
+        Score(_mean(logprob, frames), _mean(right, labels), int(frames), int(labels))
+        for logprob, right, frames, labels in sums.T.tolist()
+    ]
 
 
 def sample(source: Source, size: int, count: int, device: torch.device) -> list[torch.Tensor]:
@@ -79,31 +88,35 @@ def sample(source: Source, size: int, count: int, device: torch.device) -> list[
 
 def merge(scores: Sequence[Score]) -> Score:
     """The score of all frames together."""
-    frames = sum(part.frames for part in scores)
+    frames, labels = (sum(getattr(part, name) for part in scores) for name in ("frames", "labels"))
     seen = [part for part in scores if part.frames]
     return Score(
         _mean(sum(part.logprob * part.frames for part in seen), frames),
-        _mean(sum(part.accuracy * part.frames for part in seen), frames),
+        _mean(sum(part.accuracy * part.labels for part in seen if part.labels), labels),
         frames,
+        labels,
     )
 
 
-def halves(source: FrameSource | ChunkSource) -> NDArray[np.int64]:
+def halves(source: Examples) -> NDArray[np.int64]:
     """For each example 0, if its speaker is of those to choose by, or 1, of those to report.
 
     Raises:
         UserError: fewer than two speakers.
     """
-    frames = source.frames if isinstance(source, ChunkSource) else source
+    frames = source if isinstance(source, FrameSource) else source.frames
     table, starts = frames.prep.table, frames.prep.starts
-    names = [table.speakers[table.speaker[u]] for u in frames.utterances]
-    choosing, _ = halve(names)
+    choosing, _ = halve(table.speakers[table.speaker[u]] for u in frames.utterances)
+    utterances = frames.utterances if isinstance(source, ChunkSource) else source.utterances
+    names = [table.speakers[table.speaker[u]] for u in utterances]
     half = np.array([name not in choosing for name in names], dtype=np.int64)
-    lengths = starts[frames.utterances + 1] - starts[frames.utterances]
+    if isinstance(source, UtteranceSource):
+        return half
+    lengths = starts[utterances + 1] - starts[utterances]
     if isinstance(source, ChunkSource):
         lengths = -(-lengths // source.chunk)
     return np.repeat(half, lengths)
 
 
-def _mean(total: float, frames: int) -> float:
-    return total / frames if frames else math.nan
+def _mean(total: float, count: float) -> float:
+    return total / count if count else math.nan

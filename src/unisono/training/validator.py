@@ -20,10 +20,10 @@ import numpy as np
 from torch import nn
 
 from unisono.config import Config
-from unisono.data import ChunkSource, FrameSource
 from unisono.fabric.local.background import Background, now
-from unisono.training.builders import examples_in
+from unisono.training.builders import Examples, examples_in
 from unisono.training.display import held_out
+from unisono.training.objective import objective_of
 from unisono.training.validation import HALVES, halves, merge, score, score_groups
 
 TIMES_AN_EPOCH = 8
@@ -73,7 +73,7 @@ class Validator:
     Args:
         config: of the run.
         copy: a model of the same shape as the one that is trained, to score.
-        heldout: frames or chunks of the held-out speakers.
+        heldout: examples of the held-out speakers.
         train: those of the speakers that are trained on.
         learners: how many learners there are.
         virtual_clock: seconds, where time is simulated; then each score is made at once, and takes
@@ -84,11 +84,12 @@ class Validator:
         self,
         config: Config,
         copy: nn.Module,
-        heldout: FrameSource | ChunkSource,
-        train: FrameSource | ChunkSource,
+        heldout: Examples,
+        train: Examples,
         learners: int,
         virtual_clock: Callable[[], float] | None = None,
     ) -> None:
+        self._objective = objective_of(config)
         self._copy = copy
         self._clock = virtual_clock or now
         self._device = next(copy.parameters()).device
@@ -164,11 +165,14 @@ class Validator:
     ) -> Validation:
         began = self._clock()
         scored = model or self._copy
-        parts = score_groups(scored, self._heldout, self.groups, self._examples, self._device)
+        judge = self._objective
+        parts = score_groups(
+            judge, scored, self._heldout, self.groups, self._examples, self._device
+        )
         whole = merge(parts)
         fields = {"logprob": whole.logprob, "accuracy": whole.accuracy}
         if train:
-            seen = score(scored, self._train, self._examples, self._device)
+            seen = score(judge, scored, self._train, self._examples, self._device)
             fields |= {"train_logprob": seen.logprob, "train_accuracy": seen.accuracy}
         for name, half in zip(HALVES, parts, strict=True) if self._apart else ():
             fields |= {f"{name}_logprob": half.logprob, f"{name}_accuracy": half.accuracy}

@@ -19,12 +19,11 @@ from rich.table import Table
 from rich.text import Text
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from torch.nn import functional
 
 from unisono.config import Config
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.service import PATIENCE
-from unisono.data import ChunkSource, FrameSource, Part
+from unisono.data import Part, UtteranceSource
 from unisono.errors import Cause, Diverged, UserError
 from unisono.fabric.local.forked import name_process
 from unisono.fabric.local.stack_dump import allow_stack_dumps
@@ -38,7 +37,9 @@ from unisono.optim import NaturalGradientSGD, Schedule, Switched
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
 from unisono.training.builders import (
+    Examples,
     choose_device,
+    ctc_facts,
     examples_in,
     make_optimizer,
     open_data,
@@ -50,6 +51,7 @@ from unisono.training.display import PARENT_SHOWS, show
 from unisono.training.helpers import Helpers
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
 from unisono.training.kaldi.recipe import KaldiRecipe
+from unisono.training.objective import objective_of
 from unisono.training.precision import autocast, choose_precision
 from unisono.training.rates import make_schedule
 from unisono.training.validation import sample, score_groups
@@ -100,7 +102,7 @@ class Simulated:
     """
 
     clock: Callable[[], float]
-    sources: dict[Part, FrameSource | ChunkSource] = field(default_factory=dict)
+    sources: dict[Part, Examples] = field(default_factory=dict)
 
 
 class Worker:
@@ -133,6 +135,7 @@ class Worker:
         self._helpers: Helpers | None = None
         self._device = choose_device(self._config, self._place)
         self._prep = open_data(self._config)
+        self._objective = objective_of(self._config)
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
         if self._config.init:
@@ -208,9 +211,9 @@ class Worker:
             self._announce(learner, optimizer)
             for x, y in learner.draw(self._train, config.epochs, minibatch):
                 rules.begin(learner)
-                for some, states in rules.parts(x.to(self._device), y.to(self._device)):
-                    loss = self._loss(some, states, optimizer)
-                    rules.note(loss, states.numel())
+                for some, targets in rules.parts(x.to(self._device), y.to(self._device)):
+                    loss = self._loss(some, targets, optimizer)
+                    rules.note(loss, targets.numel())
                     learner.step(loss)
                 rules.end(learner)
                 epoch_ends = learner.every(examples=epoch)
@@ -220,15 +223,14 @@ class Worker:
                     self._validate(learner, self._validator, due and learner.progress < 1, train)
             self._end(learner, rules)
 
-    def _loss(self, x: Tensor, states: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+    def _loss(self, x: Tensor, targets: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
         """The mean over the frames of a minibatch."""
         if self._helpers is not None:
-            return self._helpers.loss(x, states, optimizer)
+            return self._helpers.loss(x, targets, optimizer)
         with autocast(self._precision, self._device):
-            logits = self._model(x).flatten(0, -2)
-            return functional.cross_entropy(logits, states.flatten())
+            return self._objective.loss(self._model, x, targets)
 
-    def _source(self, part: Part) -> FrameSource | ChunkSource:
+    def _source(self, part: Part) -> Examples:
         known = {} if self._simulated is None else self._simulated.sources
         if part not in known:
             device = self._device if self._fits(part) else None
@@ -258,6 +260,7 @@ class Worker:
             f"device    {self._device}, computing in {self._precision.value}",
             *([f"processes {processes} a learner"] if processes > 1 else []),
             *([f"initial   the model of {config.init}"] if config.init else []),
+            *self._describe_objective(),
             f"optimizer {config.chosen_optimizer.value}",
             f"data      {self._prep.frames_of(Part.TRAIN):,} frames, {epochs}",
         ]
@@ -270,6 +273,19 @@ class Worker:
         minibatch = examples_in(config, config.minibatch)
         minibatches = config.epochs * -(-len(self._train) // minibatch)
         warn_of_few_rounds(learner.strategy, learner.learners, minibatches, minibatch)
+
+    def _describe_objective(self) -> list[str]:
+        """Of CTC, and how many utterances are too short for it."""
+        source, frames = self._train, self._config.network.subsampling
+        if not isinstance(source, UtteranceSource):
+            return []
+        lines = [f"objective ctc, an output every {counted(frames, 'frame')}"]
+        if source.left_out:
+            everyone = len(source) + source.left_out
+            lines.append(
+                f"left out  {source.left_out} of {everyone} utterances: more phones than outputs"
+            )
+        return lines
 
     def _validate(self, learner: Learner, validator: Validator, due: bool, train: bool) -> None:
         """Tells of the validation that is done, and begins the one that is due."""
@@ -314,6 +330,7 @@ class Worker:
                 "context": self._config.network.context,
                 "chunk": self._config.network.chunk,
                 "prep": self._prep.fingerprint,
+                **ctc_facts(self._config),
             }
             self._keep(self._run.model_description, json.dumps(description).encode())
 
@@ -339,7 +356,8 @@ class Worker:
         group = np.zeros(len(source), dtype=np.int64) if validator is None else validator.groups
 
         def judge() -> float:
-            return score_groups(model, source, group, examples, self._device)[0].logprob
+            scores = score_groups(self._objective, model, source, group, examples, self._device)
+            return scores[0].logprob
 
         fresh = self._config.recipe.statistics and has_statistics(model)
         count = examples_in(self._config, self._config.minibatch)

@@ -21,7 +21,8 @@ from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.strategies import AllModels, Averaging, Candidate, KeepGood, Sharding
 from unisono.training.builders import make_optimizer
-from unisono.training.kaldi.recipe import KaldiRecipe, Objective, check_recipe, check_rounds
+from unisono.training.kaldi.recipe import KaldiRecipe, MeanObjective, check_recipe, check_rounds
+from unisono.training.objective import FrameStates
 from unisono.training.rates import make_schedule
 from unisono.training.train import train
 from unisono.training.validation import score
@@ -231,7 +232,7 @@ def test_decay_is_shared_by_the_learners() -> None:
 
 
 def test_the_objective_is_the_mean_log_prob_since_it_was_asked() -> None:
-    objective = Objective()
+    objective = MeanObjective()
     assert objective.take() is None
     objective.add(torch.tensor(2.0), 10)
     objective.add(torch.tensor(5.0), 30)
@@ -336,5 +337,5 @@ def test_a_run_by_the_recipe(prep: Path, tmp_path: Path) -> None:
     model = build("dnn", seed=0, **shape)
     model.load_state_dict(load_file(out / "model.safetensors"))
     heldout = FrameSource(Prep.open(prep), Part.HELDOUT, context=description["context"])
-    again = score(model, heldout, 20000, torch.device("cpu"))
+    again = score(FrameStates(), model, heldout, 20000, torch.device("cpu"))
     assert again.logprob == pytest.approx(summary.validation_logprob, abs=1e-5)

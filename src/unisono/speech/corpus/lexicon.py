@@ -139,6 +139,10 @@ class Lexicon:
         }
         return [SILENCE, *sorted(used - {SILENCE})]
 
+    def likeliest(self, word: str) -> Pronunciation:
+        """The most probable pronunciation of a word; among equals, the first."""
+        return max(self.entries[word], key=lambda p: self.probabilities.get((word, p), 1.0))
+
     def missing(self, words: tuple[str, ...]) -> list[str]:
         """Those of some words that have no pronunciation."""
         return [word for word in words if word not in self.entries]

@@ -69,12 +69,12 @@ class TuningSet:
     gaussian: NDArray[np.float32]
     words: list[tuple[str, ...]]
 
-    def check(self, network: int, gaussian: int) -> None:
+    def check(self, network: int, gaussian: int | None) -> None:
         """Checks that the parts fit together.
 
         Args:
             network: The dimension of the network's features.
-            gaussian: The dimension of the GMMs' features.
+            gaussian: The dimension of the GMMs' features; None: there are no GMMs.
 
         Raises:
             ValueError: They do not.
@@ -82,11 +82,9 @@ class TuningSet:
         starts = self.starts
         if starts.shape != (len(self.words) + 1,) or starts.dtype.kind != "i" or starts[0] != 0:
             raise ValueError(f"{TUNING_SET_FILE} does not fit the words of speech.json")
-        shapes = self.network.shape, self.gaussian.shape
-        if (starts[1:] <= starts[:-1]).any() or shapes != (
-            (starts[-1], network),
-            (starts[-1], gaussian),
-        ):
+        shapes = [self.network.shape, *([] if gaussian is None else [self.gaussian.shape])]
+        wanted = [(starts[-1], network), *([] if gaussian is None else [(starts[-1], gaussian)])]
+        if (starts[1:] <= starts[:-1]).any() or shapes != wanted:
             raise ValueError(f"{TUNING_SET_FILE} has arrays that do not fit together")
         if not (np.isfinite(self.network).all() and np.isfinite(self.gaussian).all()):
             raise ValueError(f"{TUNING_SET_FILE} has numbers that are not finite")
@@ -119,7 +117,9 @@ class DecodingAssets:
         dimension: The dimension of the network's features.
         bands: Whether precomputed features are log filterbank energies.
         lexicon: The words.
-        gmm_hmm: The Gaussian model; its phones and states are the network's, too.
+        phones: All phones, silence first.
+        gmm_hmm: The Gaussian model; its states are the network's, too. None: there is no
+            alignment, and networks are trained with CTC.
         language_model: The language model of all training text.
         tuning_language_model: The one without the text of the held-out speakers, to tune with.
         tuning_set: Held-out utterances; none where no speaker was held out.
@@ -130,7 +130,8 @@ class DecodingAssets:
     dimension: int
     bands: bool
     lexicon: Lexicon
-    gmm_hmm: GmmHmm
+    phones: tuple[str, ...]
+    gmm_hmm: GmmHmm | None
     language_model: NgramModel
     tuning_language_model: NgramModel
     tuning_set: TuningSet | None
@@ -143,28 +144,18 @@ class DecodingAssets:
             "rate": self.rate,
             "dimension": self.dimension,
             "bands": self.bands,
-            "silence": self.gmm_hmm.silence,
-            "phones": list(self.gmm_hmm.topology.phones),
+            "silence": None if self.gmm_hmm is None else self.gmm_hmm.silence,
+            "phones": list(self.phones),
             "words": None
             if self.tuning_set is None
             else [" ".join(w) for w in self.tuning_set.words],
         }
         (folder / "speech.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        tree = json.dumps(self.gmm_hmm.tying.to_json())
-        (folder / "tree.json").write_text(tree + "\n", encoding="utf-8")
         self.lexicon.write(folder / "lexicon.txt")
         self.language_model.write(folder / "lm.arpa")
         self.tuning_language_model.write(folder / "lm_tuning.arpa")
-        mixtures, topology = self.gmm_hmm.mixtures, self.gmm_hmm.topology
-        np.savez(
-            folder / "gaussians.npz",
-            starts=mixtures.starts,
-            weights=mixtures.weights,
-            means=mixtures.means,
-            variances=mixtures.variances,
-            first=topology.first,
-            moves=topology.moves,
-        )
+        if self.gmm_hmm is not None:
+            _write_gmm_hmm(folder, self.gmm_hmm)
         if self.tuning_set is not None:
             np.savez(
                 folder / TUNING_SET_FILE,
@@ -195,19 +186,8 @@ class DecodingAssets:
             facts = json.loads((folder / "speech.json").read_text(encoding="utf-8"))
             if facts["format_version"] != _FORMAT_VERSION:
                 raise UserError(f"{folder} was made by another version of unisono: prepare it anew")
-            model = _arrays(folder / "gaussians.npz")
-            topology = Topology(
-                phones=tuple(facts["phones"]), first=model["first"], moves=model["moves"]
-            )
-            names = ("starts", "weights", "means", "variances")
-            mixtures = GaussianMixtures(**{name: model[name] for name in names})
-            tree = json.loads((folder / "tree.json").read_text(encoding="utf-8"))
-            gmm_hmm = GmmHmm(
-                mixtures=mixtures,
-                topology=topology,
-                tying=StateTying.from_json(tree),
-                silence=float(facts["silence"]),
-            )
+            phones, silence = tuple(facts["phones"]), facts["silence"]
+            gmm_hmm = None if silence is None else _read_gmm_hmm(folder, phones, float(silence))
             tuning_set = None
             if facts["words"] is not None:
                 arrays = _arrays(folder / TUNING_SET_FILE)
@@ -223,6 +203,7 @@ class DecodingAssets:
                 dimension=int(facts["dimension"]),
                 bands=bool(facts.get("bands", facts["dimension"] > 20)),
                 lexicon=Lexicon.read(folder / "lexicon.txt"),
+                phones=phones,
                 gmm_hmm=gmm_hmm,
                 language_model=read_arpa(folder / "lm.arpa"),
                 tuning_language_model=read_arpa(folder / "lm_tuning.arpa"),
@@ -240,21 +221,56 @@ class DecodingAssets:
         Raises:
             ValueError: They do not.
         """
-        model = self.gmm_hmm
-        model.topology.check()
-        model.tying.check(model.topology)
-        model.mixtures.check()
-        if len(model.mixtures.starts) != model.tying.states + 1:
-            raise ValueError("gaussians.npz and tree.json have different numbers of states")
-        if not 0 < model.silence < 1:
-            raise ValueError(f"a probability of silence of {model.silence}")
-        missing = set(self.lexicon.phones) - set(model.topology.phones)
+        if self.gmm_hmm is not None:
+            _check_gmm_hmm(self.gmm_hmm)
+        if len(set(self.phones)) < len(self.phones):
+            raise ValueError("speech.json has a phone twice")
+        missing = set(self.lexicon.phones) - set(self.phones)
         if missing:
             raise ValueError(f"lexicon.txt has the phone {min(missing)!r}, which has no model")
         if self.rate and not LOWEST_RATE <= self.rate <= HIGHEST_RATE:
             raise ValueError(f"a sample rate of {self.rate} Hz")
         if self.tuning_set is not None:
-            self.tuning_set.check(self.dimension, model.mixtures.means.shape[1])
+            model = self.gmm_hmm
+            gaussian = None if model is None else model.mixtures.means.shape[1]
+            self.tuning_set.check(self.dimension, gaussian)
+
+
+def _write_gmm_hmm(folder: Path, model: GmmHmm) -> None:
+    tree = json.dumps(model.tying.to_json())
+    (folder / "tree.json").write_text(tree + "\n", encoding="utf-8")
+    mixtures, topology = model.mixtures, model.topology
+    np.savez(
+        folder / "gaussians.npz",
+        starts=mixtures.starts,
+        weights=mixtures.weights,
+        means=mixtures.means,
+        variances=mixtures.variances,
+        first=topology.first,
+        moves=topology.moves,
+    )
+
+
+def _read_gmm_hmm(folder: Path, phones: tuple[str, ...], silence: float) -> GmmHmm:
+    model = _arrays(folder / "gaussians.npz")
+    names = ("starts", "weights", "means", "variances")
+    tree = json.loads((folder / "tree.json").read_text(encoding="utf-8"))
+    return GmmHmm(
+        mixtures=GaussianMixtures(**{name: model[name] for name in names}),
+        topology=Topology(phones=phones, first=model["first"], moves=model["moves"]),
+        tying=StateTying.from_json(tree),
+        silence=silence,
+    )
+
+
+def _check_gmm_hmm(model: GmmHmm) -> None:
+    model.topology.check()
+    model.tying.check(model.topology)
+    model.mixtures.check()
+    if len(model.mixtures.starts) != model.tying.states + 1:
+        raise ValueError("gaussians.npz and tree.json have different numbers of states")
+    if not 0 < model.silence < 1:
+        raise ValueError(f"a probability of silence of {model.silence}")
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:

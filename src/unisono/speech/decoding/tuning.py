@@ -12,6 +12,8 @@ from unisono.speech.decoding.scoring import count_errors
 
 DEFAULT_SCALE = 0.1
 """Where tuning starts, and what is used where nothing is tuned."""
+CTC_SCALE = 1.0
+"""The same for networks trained with CTC, which have fewer outputs and no priors divided out."""
 _STEPS_AN_OCTAVE = 3
 _PENALTY_STEP = 0.5
 _MAX_DECODINGS = 12
@@ -56,10 +58,11 @@ def tune(
     loglikes: Sequence[Frames],
     references: Sequence[Words],
     log: Callable[[str], None],
+    first: float = DEFAULT_SCALE,
 ) -> TunedSettings:
     """Finds a scale and a penalty with few word errors.
 
-    Scales are 0.1 * 2 ** (k / 3), penalties multiples of 0.5. As in minimum error rate training
+    Scales are `first` * 2 ** (k / 3), penalties multiples of 0.5. As in minimum error rate training
     (https://aclanthology.org/P03-1021/), the best paths of all decodings so far are an utterance's
     n-best list. A path costs
 
@@ -81,6 +84,7 @@ def tune(
         loglikes: Log-likelihoods of the utterances, frames x states each.
         references: Their transcripts.
         log: Receives a line for each decoding.
+        first: The scale that the search begins with.
     """
     lists: list[set[Hypothesis]] = [set() for _ in references]
     decoded: dict[Point, int] = {}
@@ -90,7 +94,7 @@ def tune(
         return count_errors(references[utterance], words).total
 
     def decode(point: Point) -> None:
-        scale, penalty = _scale(point), _penalty(point)
+        scale, penalty = _scale(point, first), _penalty(point)
         decoded[point] = 0
         for number, found in enumerate(decoder.decode(loglikes, scale, penalty)):
             decoded[point] += errors_of(number, found.words)
@@ -103,7 +107,7 @@ def tune(
     def errors(point: Point) -> int:
         if point in decoded:
             return decoded[point]
-        scale, penalty = _scale(point), _penalty(point)
+        scale, penalty = _scale(point, first), _penalty(point)
         return sum(
             errors_of(number, min(paths, key=lambda path: path.cost(scale, penalty)).words)
             for number, paths in enumerate(lists)
@@ -124,7 +128,7 @@ def tune(
             break
         decode(following)
     return TunedSettings(
-        scale=_scale(best),
+        scale=_scale(best, first),
         penalty=_penalty(best),
         errors=decoded[best],
         words=sum(map(len, references)),
@@ -141,8 +145,8 @@ def _lies_beyond(point: Point, other: Point, direction: Point) -> bool:
     return sum(d * (p - o) for d, p, o in zip(direction, point, other, strict=True)) > 0
 
 
-def _scale(point: Point) -> float:
-    return float(DEFAULT_SCALE * 2 ** (point[0] / _STEPS_AN_OCTAVE))
+def _scale(point: Point, first: float) -> float:
+    return float(first * 2 ** (point[0] / _STEPS_AN_OCTAVE))
 
 
 def _penalty(point: Point) -> float:

@@ -8,9 +8,11 @@ import os
 import secrets
 import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -48,7 +50,11 @@ class GraphInputs:
     @property
     def words(self) -> list[str]:
         """The words by their labels in the graph; label 0 is none."""
-        return ["<eps>", *self.lexicon.words]
+        return word_labels(self.lexicon)
+
+    def build(self) -> Fst:
+        """Builds the graph."""
+        return build_graph(self)
 
     def fingerprint(self) -> str:
         """The sha256 of everything that changes the graph."""
@@ -66,12 +72,34 @@ class GraphInputs:
         return digest.hexdigest()
 
 
-def cached_graph(graph_inputs: GraphInputs, folder: Path) -> Fst:
+class BuildsGraph(Protocol):
+    """What a graph is made of, and how."""
+
+    @property
+    def words(self) -> list[str]:
+        """The words by their labels in the graph; label 0 is none."""
+        ...
+
+    def fingerprint(self) -> str:
+        """The sha256 of everything that changes the graph."""
+        ...
+
+    def build(self) -> Fst:
+        """Builds the graph."""
+        ...
+
+
+def word_labels(lexicon: Lexicon) -> list[str]:
+    """The words by their labels in a graph; label 0 is none."""
+    return ["<eps>", *lexicon.words]
+
+
+def cached_graph(graph_inputs: BuildsGraph, folder: Path) -> Fst:
     """Builds a graph, or reads it from a folder where it was built before."""
     path = folder / f"{graph_inputs.fingerprint()[:32]}.fst"
     if path.is_file():
         return Fst.read(path)
-    fst = build_graph(graph_inputs)
+    fst = graph_inputs.build()
     folder.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fst.write(partial)
@@ -95,17 +123,15 @@ def build_graph(graph_inputs: GraphInputs) -> Fst:
     are replaced by its states: an arc into a state reads a frame in that state. Arcs with the
     same label that end in the same state share their states.
     """
-    kaldifst = import_package("kaldifst")
     phones = len(graph_inputs.topology.phones)
-    with tempfile.TemporaryDirectory(prefix="unisono-graph-") as folder:
-        scratch = Path(folder) / "machine.fst"
-        left = _load(_lexicon(graph_inputs), scratch)
-        right = _load(_grammar(graph_inputs), scratch)
-        kaldifst.arcsort(left, "olabel")
-        kaldifst.arcsort(right, "ilabel")
-        both = kaldifst.StdVectorFst(kaldifst.compose(left, right))
-        kaldifst.determinize_star(both, use_log=True)
-        kaldifst.minimize_encoded(both)
+    with scratch_file() as scratch:
+        both = phones_to_words(
+            graph_inputs.lexicon,
+            graph_inputs.language_model,
+            graph_inputs.topology.phones,
+            graph_inputs.silence,
+            scratch,
+        )
         rows: list[Row] = [(p, graph_inputs.tying.states_of(0, p, 0)) for p in range(phones)]
         if graph_inputs.tying.context_dependent:
             both, rows = _in_context(both, graph_inputs, scratch)
@@ -113,7 +139,38 @@ def build_graph(graph_inputs: GraphInputs) -> Fst:
         return _expand(Fst.read(scratch), rows, graph_inputs.topology)
 
 
-def _load(fst: Fst, scratch: Path) -> Any:
+@contextmanager
+def scratch_file() -> Iterator[Path]:
+    """A file to pass transducers to OpenFst by."""
+    with tempfile.TemporaryDirectory(prefix="unisono-graph-") as folder:
+        yield Path(folder) / "machine.fst"
+
+
+def phones_to_words(
+    lexicon: Lexicon,
+    language_model: NgramModel,
+    phones: Sequence[str],
+    silence: float | None,
+    scratch: Path,
+) -> Any:
+    """Lexicon and language model composed, determinised and minimised: an OpenFst transducer.
+
+    Phone p is label p + 1, from 0; labels beyond the phones keep homophones apart. With `silence`,
+    its probability, silence may come before, between and after words.
+    """
+    kaldifst = import_package("kaldifst")
+    left = load_fst(_lexicon(lexicon, phones, silence), scratch)
+    right = load_fst(_grammar(lexicon, language_model), scratch)
+    kaldifst.arcsort(left, "olabel")
+    kaldifst.arcsort(right, "ilabel")
+    both = kaldifst.StdVectorFst(kaldifst.compose(left, right))
+    kaldifst.determinize_star(both, use_log=True)
+    kaldifst.minimize_encoded(both)
+    return both
+
+
+def load_fst(fst: Fst, scratch: Path) -> Any:
+    """A transducer as one of OpenFst."""
     fst.write(scratch)
     return import_package("kaldifst").StdVectorFst.read(str(scratch))
 
@@ -140,33 +197,33 @@ def _in_context(openfst: Any, graph_inputs: GraphInputs, scratch: Path) -> tuple
         elif window and window[0] != 0:
             others.append(number)
     labels[others] = len(known) + 1 + np.arange(len(others))
-    openfst = _load(replace(fst, input=labels[fst.input]), scratch)
+    openfst = load_fst(replace(fst, input=labels[fst.input]), scratch)
     # Not in the log semiring: it would add up ways that the decoder takes the best of.
     kaldifst.determinize_star(openfst)
     kaldifst.minimize_encoded(openfst)
     return openfst, list(known)
 
 
-def _lexicon(graph_inputs: GraphInputs) -> Fst:
-    """Phones to words, any number of them, with optional silence around each.
+def _lexicon(lexicon: Lexicon, names: Sequence[str], silence: float | None) -> Fst:
+    """Phones to words, any number of them, with optional silence around each or none.
 
     State 1 is between words, 0 the start, 2 and 3 before and after silence. Extra symbols on
     the phone side: one for the language model's back-off, one after optional silence, and
     further ones after pronunciations that several words share or that begin another one.
     """
-    phones = {name: label for label, name in enumerate(graph_inputs.topology.phones, start=1)}
-    words = {word: label for label, word in enumerate(graph_inputs.words)}
+    phones = {name: label for label, name in enumerate(names, start=1)}
+    words = {word: label for label, word in enumerate(word_labels(lexicon))}
     back_off, quiet, extra = (len(phones) + k for k in (1, 2, 3))
-    with_silence = -math.log(graph_inputs.silence)
-    without = -math.log1p(-graph_inputs.silence)
-    arcs = [
-        (0, 1, 0, 0, without),
-        (0, 2, 0, 0, with_silence),
-        (2, 3, phones[SILENCE], 0, 0.0),
-        (3, 1, quiet, 0, 0.0),
-        (1, 1, back_off, len(words), 0.0),
-    ]
-    pronounced = [(p, w) for w, variants in graph_inputs.lexicon.entries.items() for p in variants]
+    without = 0.0 if silence is None else -math.log1p(-silence)
+    arcs = [(0, 1, 0, 0, without), (1, 1, back_off, len(words), 0.0)]
+    if silence is not None:
+        with_silence = -math.log(silence)
+        arcs += [
+            (0, 2, 0, 0, with_silence),
+            (2, 3, phones[SILENCE], 0, 0.0),
+            (3, 1, quiet, 0, 0.0),
+        ]
+    pronounced = [(p, w) for w, variants in lexicon.entries.items() for p in variants]
     times = Counter(pronunciation for pronunciation, _ in pronounced)
     begun = {p[:n] for p in times for n in range(1, len(p))}
     given: Counter[tuple[str, ...]] = Counter()
@@ -177,20 +234,21 @@ def _lexicon(graph_inputs: GraphInputs) -> Fst:
             labels.append(extra + given[pronunciation])
             given[pronunciation] += 1
         at, output = 1, words[word]
-        cost = -math.log(graph_inputs.lexicon.probabilities.get((word, pronunciation), 1.0))
+        cost = -math.log(lexicon.probabilities.get((word, pronunciation), 1.0))
         for label in labels[:-1]:
             arcs.append((at, states, label, output, cost))
             at, output, cost = states, 0, 0.0
             states += 1
         arcs.append((at, 1, labels[-1], output, cost + without))
-        arcs.append((at, 2, labels[-1], output, cost + with_silence))
+        if silence is not None:
+            arcs.append((at, 2, labels[-1], output, cost + with_silence))
     return Fst.of(arcs, [0.0 if state == 1 else math.inf for state in range(states)])
 
 
-def _grammar(graph_inputs: GraphInputs) -> Fst:
+def _grammar(lexicon: Lexicon, language_model: NgramModel) -> Fst:
     """The language model as an acceptor: a state a history, arcs to shorter ones for back-off."""
-    words = {word: label for label, word in enumerate(graph_inputs.words)}
-    tables = graph_inputs.language_model.restricted_to(graph_inputs.lexicon.words).tables
+    words = {word: label for label, word in enumerate(word_labels(lexicon))}
+    tables = language_model.restricted_to(lexicon.words).tables
     histories: dict[Gram, int] = {(): 0}
     for table in tables[1:]:
         for gram in table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.config import Config
+from unisono.config import Config, ObjectiveChoice
 from unisono.errors import UserError
 from unisono.learner.learner import Learner
 from unisono.optim import NaturalGradientSGD, Schedule
@@ -31,10 +31,15 @@ def check_recipe(config: Config) -> None:
     """Refuses what the recipe is not for.
 
     Raises:
-        UserError: another strategy, or a schedule that cannot be read.
+        UserError: another strategy or objective, or a schedule that cannot be read.
     """
     if not config.recipe.enabled:
         return
+    if config.objective is not ObjectiveChoice.STATES:
+        raise UserError(
+            "recipe.enabled: Kaldi's rules are for aligned frames, not for --objective "
+            f"{config.objective.value}"
+        )
     strategy = make(config.strategy_name, config.strategy_options)
     if not isinstance(strategy, Averaging) or strategy.sharding is not Sharding.STATIC:
         raise UserError(
@@ -92,7 +97,7 @@ def decay_of(config: Config) -> float:
     return decay
 
 
-class Objective:
+class MeanObjective:
     """The log-prob a frame of what this learner trained; sums stay on the device."""
 
     def __init__(self) -> None:
@@ -154,7 +159,7 @@ class KaldiRecipe:
         """
         self._config, self._recipe = config, config.recipe
         self._model, self._optimizer, self._schedule = model, optimizer, schedule
-        self._objective = Objective()
+        self._objective = MeanObjective()
         self._dropout = dropout_of(config)
         self._first, self._most = config.first_learners, config.learner_range[1]
         self._ramps = config.recipe.enabled and config.recipe.first_learners > 0
