@@ -110,7 +110,7 @@ def watched_run(folder: Path, learners: int, *options: str) -> Iterator[tuple[in
             else:
                 raise RuntimeError("the run has ended without its page")
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.communicate()
 
 

@@ -239,8 +239,8 @@ def test_random_kills(start: Start, nodes: RayNodes, prep: Path, tmp_path: Path,
         until_run(command, lambda out=out: trains(out, 0), "learner 0 trains")
         while command.process.poll() is None:
             time.sleep(source.uniform(0.0, 3.0))
-            victims = nodes.processes("ray::LearnerActor.run")
-            victims = [pid for pid in victims if pid != learners_of(command)[0]]
+            alive = nodes.processes("ray::LearnerActor.run")
+            victims = [pid for _, pid in sorted(learners_of(command).items()) if pid in alive][1:]
             if source.random() < 0.2 and time.monotonic() > spared:
                 victims = nodes.processes("ray::CoordinatorActor.serve")
                 spared = time.monotonic() + 6 * timeout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("kaldifst", reason="the speech extra is not installed")
 
-from support.commands import Command, check_coverage, summary_of
+from support.commands import Command, check_coverage, summary_of, until
 from support.tones import write_tones
 from unisono import Recognizer
 from unisono.cli.app import app
@@ -148,27 +150,41 @@ def test_processes_of_a_learner_train_as_one_would(place: Path, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_two_learners_commit_every_utterance_once_and_resume_to_the_same_bytes(
+def test_a_killed_run_counts_every_utterance_once_and_resumes_to_the_same_bytes(
     start: Start, place: Path, tmp_path: Path
 ) -> None:
-    sets = [*QUICK, "strategy.sharding=static", "strategy.every=2048", "validation.enabled=false"]
+    sets = [
+        *QUICK, "strategy.sharding=static", "strategy.every=2048", "validation.enabled=false",
+        "checkpoint.every=4096", "epochs=20",
+    ]  # fmt: skip
     options = [word for each in sets for word in ("--set", each)]
-    models = []
-    for name, epochs in (("whole", [6]), ("in two", [3, 6])):
-        out = tmp_path / name
-        for count in epochs:
-            more = ["--resume"] if count != epochs[0] else []
-            command = start(
-                "train", place / "prep", "--objective", "ctc", "--learners", 2, "--out", out,
-                *options, "--set", f"epochs={count}", "--set", "rate.schedule=constant", *more,
-            )  # fmt: skip
-            assert command.wait() == 0, command.output()
-        models.append((out / "model.safetensors").read_bytes())
-        summary = summary_of(out)
-        check_coverage(out, summary)
-        prep = Prep.open(place / "prep")
-        assert summary["minibatches"]["committed"] == 6 * len(prep.utterances_of(Part.TRAIN)) / 2
-    assert models[0] == models[1]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+
+    def begin(out: Path) -> Command:
+        return start(
+            "train", place / "prep", "--objective", "ctc", "--learners", 2,
+            "--out", out, *options,
+        )  # fmt: skip
+
+    command = begin(whole)
+    assert command.wait() == 0, command.output()
+    summary = summary_of(whole)
+    check_coverage(whole, summary)
+    utterances = len(Prep.open(place / "prep").utterances_of(Part.TRAIN))
+    assert summary["minibatches"]["committed"] == 20 * utterances / 2  # type: ignore[index]
+    command = begin(broken)
+    folder = broken / "checkpoints"
+    until(
+        lambda: folder.is_dir() and any(p.name.isdigit() for p in folder.iterdir()),
+        what="a checkpoint",
+    )
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.wait()
+    assert not (broken / "model.safetensors").exists(), "the run was over before it was killed"
+    resumed = start("train", "--out", broken, "--resume")
+    assert resumed.wait() == 0, resumed.output()
+    files = [out / "model.safetensors" for out in (whole, broken)]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.parametrize(
