@@ -225,8 +225,12 @@ def test_a_run_that_failed_is_done_again(small: Path, tmp_path: Path) -> None:
         ({"rates": "1"}, "rates"),
         ({"seeds": 1}, "seeds"),
         ({"strategies": "allreduce"}, "strategies"),
-        ({"epochs": 3}, "epochs 2, and this is 3"),
-        ({"sets": [*QUICK, "rate.momentum=0.5"]}, "rate.momentum 0.9, and this is 0.5"),
+        ({"epochs": 3}, "epochs 2, and this is epochs 3"),
+        (
+            {"sets": [*QUICK, "rate.momentum=0.5"]},
+            "rate.momentum 0.9, and this is rate.momentum 0.5",
+        ),
+        ({"sets": [*QUICK, "rate.end=0.5"]}, "no rate.end, and this is rate.end 0.5"),
     ],
 )
 def test_other_settings_are_refused(

@@ -78,6 +78,11 @@ def _check_same(out: Path, plan: Path, settings: Mapping[str, Any]) -> None:
     for key in [*before, *settings]:
         if before.get(key) != settings.get(key):
             raise UserError(
-                f"{out} was begun with {key} {before.get(key)}, and this is "
-                f"{settings.get(key)}: say the same again, or name another --out"
+                f"{out} was begun with {_described(before, key)}, and this is "
+                f"{_described(settings, key)}: say the same again, or name another --out"
             )
+
+
+def _described(settings: Mapping[str, Any], key: str) -> str:
+    value = settings.get(key)
+    return f"no {key}" if value is None else f"{key} {value}"
