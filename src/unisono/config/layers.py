@@ -71,7 +71,6 @@ class _Layers:
         self._sources: dict[tuple[str, ...], str] = {}
 
     def lay(self, path: tuple[str, ...], value: object, source: str) -> None:
-        """Puts a value over what is there; a table is merged key by key."""
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 self.lay((*path, key), inner, source)

@@ -37,7 +37,6 @@ class Delivery:
         self._last[command.who] = command.sequence
 
     def send(self, output: Output) -> None:
-        """Adds a message."""
         self._out.append(output)
 
     def answer(self, command: Command, answer: Answer) -> None:
@@ -53,6 +52,5 @@ class Delivery:
         return [output] if output is not None and sequence == command.sequence else []
 
     def out(self) -> list[Output]:
-        """What is to be sent, once."""
         out, self._out = self._out, []
         return out

@@ -26,7 +26,6 @@ class Departed:
 
     @property
     def held(self) -> list[Address]:
-        """All of them."""
         return list(self._witnesses)
 
     def add(self, who: Address, witnesses: Iterable[Address]) -> None:

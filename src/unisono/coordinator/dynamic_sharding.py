@@ -59,7 +59,6 @@ class DynamicSharding:
 
     @property
     def has_state_holders(self) -> bool:
-        """Whether there are any."""
         return bool(self._entered)
 
     @property
@@ -85,7 +84,6 @@ class DynamicSharding:
         run.delivery.answer(command, Entered() if current else Outdated())
 
     def remove(self, who: Address) -> None:
-        """The member is dead or has left."""
         self._entered.discard(who)
         if who == self._first:
             self._first = min(self._entered, default=None)
@@ -142,7 +140,6 @@ class DynamicSharding:
     # Leases.
 
     def request(self, operation: RequestLease, command: Command) -> None:
-        """A learner wants minibatches."""
         self._requests[command.who] = operation, command
         self._asked[command.who] = None
 

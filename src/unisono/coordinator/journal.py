@@ -28,16 +28,13 @@ class Journal(Protocol):
     @property
     def snapshot(self) -> Any:
         """The state when the journal was compacted, as plain data; None: it never was."""
-        ...
 
     @property
     def is_long(self) -> bool:
         """Whether it is worth while to compact it."""
-        ...
 
     def replay(self) -> Iterator[Command]:
         """All operations since the snapshot."""
-        ...
 
     def append(self, commands: Sequence[Command]) -> None:
         """Keeps a group of operations; when it returns they survive the coordinator.
@@ -45,11 +42,9 @@ class Journal(Protocol):
         Raises:
             OSError: the disk does not take them; none of the group is kept.
         """
-        ...
 
     def compact(self, snapshot: Any) -> None:
         """Keeps the state, as plain data, in place of all that has led to it."""
-        ...
 
 
 class MemoryJournal:
@@ -63,24 +58,19 @@ class MemoryJournal:
 
     @property
     def snapshot(self) -> Any:
-        """The last one."""
         return json.loads(self._snapshot) if self._snapshot else None
 
     @property
     def is_long(self) -> bool:
-        """Whether there are so many operations."""
         return self._most is not None and len(self._lines) >= self._most
 
     def replay(self) -> Iterator[Command]:
-        """All operations since the snapshot."""
         return map(_read, self._lines)
 
     def append(self, commands: Sequence[Command]) -> None:
-        """Keeps copies."""
         self._lines.extend(map(_line, commands))
 
     def compact(self, snapshot: Any) -> None:
-        """Keeps a copy of it alone."""
         self._snapshot, self._lines = json.dumps(snapshot), []
 
 
@@ -120,18 +110,15 @@ class FileJournal:
 
     @property
     def snapshot(self) -> Any:
-        """As the first line says."""
         with self._path.open("rb") as lines:
             first = lines.readline()
         return _snapshot_of(first)
 
     @property
     def is_long(self) -> bool:
-        """Whether it has grown enough since it was compacted."""
         return self._size > self._limit
 
     def replay(self) -> Iterator[Command]:
-        """All operations since the snapshot."""
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines):
                 if number > 0 or _snapshot_of(line) is None:
@@ -175,7 +162,6 @@ class FileJournal:
         self._limit = max(LEAST_BYTES, GROWTH * len(data))
 
     def close(self) -> None:
-        """Closes the file."""
         os.close(self._file)
 
     def _open(self) -> None:

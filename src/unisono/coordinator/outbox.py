@@ -25,11 +25,9 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
         return not self._waiting
 
     def send(self, output: Output) -> None:
-        """Sends, or keeps it."""
         waiting = self._waiting.get((output.to, output.port)) if self._waiting else None
         if waiting is None:
             if not self._try(output):
@@ -42,7 +40,6 @@ class Outbox:
         waiting.append(output)
 
     def flush(self) -> None:
-        """Tries again."""
         for key, waiting in list(self._waiting.items()):
             while waiting and self._try(waiting[0]):
                 waiting.popleft()

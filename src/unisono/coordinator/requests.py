@@ -36,7 +36,6 @@ class Requests(Protocol):
 
     def since(self, count: int) -> list[Requested]:
         """All but the first so many requests."""
-        ...
 
 
 class RequestFile:

@@ -59,7 +59,6 @@ class RunState:
 
     @property
     def view(self) -> View:
-        """Who takes part."""
         return self._view
 
     @view.setter
@@ -115,7 +114,6 @@ class RunState:
         return Complete(self.leader, self.pool.stopped)
 
     def tell(self, to: Address, port: str, body: Body) -> None:
-        """Sends a message."""
         self.delivery.send(Output(to, port, body))
 
     def direct(self, to: Address, directive: Directive) -> None:

@@ -105,7 +105,6 @@ class State(RunState):
 
     @singledispatchmethod
     def handle(self, operation: Operation, command: Command) -> None:
-        """What an operation does; one method for each type."""
         raise NotImplementedError(f"no handler for {operation!r}")
 
     @property

@@ -34,13 +34,11 @@ class StaticSharding:
         self._requests[command.who] = operation, command
 
     def remove(self, who: Address) -> None:
-        """The member is dead or has left."""
         self._requests.pop(who, None)
         self._living.discard(who)
 
     @property
     def has_state_holders(self) -> bool:
-        """Whether there are any."""
         return bool(self._living)
 
     @property

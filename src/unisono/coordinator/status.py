@@ -59,7 +59,6 @@ class Status:
         self._phases: dict[Address, Phase] = {}
 
     def heard(self, who: Address, phase: Phase | None) -> None:
-        """A heartbeat has come."""
         if phase is not None:
             self._phases[who] = phase
 

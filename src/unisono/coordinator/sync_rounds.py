@@ -73,7 +73,6 @@ class SyncRounds:
         self._incomplete = None
 
     def remove(self, who: Address) -> None:
-        """The member is dead or has left."""
         self._standing.pop(who, None)
         self._done.pop(who, None)
         if self._incomplete is not None:

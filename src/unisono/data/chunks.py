@@ -75,7 +75,6 @@ class ChunkSource(Source):
         self._ends = np.cumsum(-(-lengths // chunk))
 
     def __len__(self) -> int:
-        """How many chunks the part has."""
         return int(self._ends[-1])
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -85,7 +85,6 @@ class FrameSource(Source):
             self._gather = DeviceFrames(prep, self.utterances, context, home)
 
     def __len__(self) -> int:
-        """How many frames the part has."""
         return int(self._starts[-1])
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:

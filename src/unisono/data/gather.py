@@ -16,7 +16,6 @@ class Gather(Protocol):
 
     def __call__(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Gathers B examples by number: (B x (2c + 1)D float32, B int64)."""
-        ...
 
 
 class DeviceFrames:
@@ -33,7 +32,6 @@ class DeviceFrames:
     def __init__(
         self, prep: Prep, utterances: NDArray[np.int64], context: int, device: torch.device
     ) -> None:
-        """Reads and normalises the frames of `utterances`, then moves them to `device`."""
         firsts, stops = prep.starts[utterances], prep.starts[utterances + 1]
         lengths = stops - firsts
         dimension = prep.header.dimension
@@ -59,7 +57,6 @@ class DeviceFrames:
         self._states = torch.from_numpy(states).to(device)
 
     def __call__(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gathers B examples by number: (B x (2c + 1)D float32, B int64)."""
         examples = torch.from_numpy(indices).to(self._rows.device)
         x = self._windows.index_select(0, self._rows.index_select(0, examples))
         return x, self._states.index_select(0, examples).long()
@@ -85,7 +82,6 @@ class MappedFrames:
         self._mean, self._std = prep.speaker_mean, prep.speaker_std
 
     def __call__(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gathers B examples by number: (B x (2c + 1)D float32, B int64)."""
         utterance = np.searchsorted(self._ends, indices, side="right")
         frame = indices + self._shift[utterance]
         near = np.clip(

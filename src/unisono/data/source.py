@@ -18,7 +18,6 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """How many examples there are."""
-        ...
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         """Gathers examples.
@@ -29,4 +28,3 @@ class Source(Protocol):
         Returns:
             Tensors whose first dimension runs over `indices`; the last one is the target.
         """
-        ...

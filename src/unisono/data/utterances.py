@@ -97,7 +97,6 @@ class UtteranceSource(Source):
         ]
 
     def __len__(self) -> int:
-        """How many utterances there are."""
         return len(self.utterances)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:

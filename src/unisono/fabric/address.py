@@ -32,13 +32,11 @@ class Address(NamedTuple):
         return self.role if self.role == "coordinator" else f"{self.role} {self.number}"
 
     def next_incarnation(self) -> Address:
-        """The same member in its next incarnation."""
         return self._replace(incarnation=self.incarnation + 1)
 
     @staticmethod
     @lru_cache(maxsize=65536)
     def parse(text: str) -> Address:
-        """The inverse of ``str``."""
         match = _FORM.fullmatch(text)
         if match is None:
             raise ValueError(f"not an address: {text!r}")
@@ -50,7 +48,6 @@ class Addresses(tuple[Address, ...]):
     """Different addresses, sorted; whether and where one is in it takes no search."""
 
     def __new__(cls, addresses: Iterable[Address] = ()) -> Addresses:
-        """Sorts them."""
         return super().__new__(cls, sorted(addresses))
 
     @cached_property

@@ -295,40 +295,31 @@ class Fabric(Protocol):
     @property
     def address(self) -> Address:
         """Who this node is."""
-        ...
 
     @property
     def endpoint(self) -> str:
         """Where other nodes reach this one."""
-        ...
 
     def now(self) -> float:
         """Seconds on a clock that only moves forward."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Parks this activity."""
-        ...
 
     def lock(self) -> AbstractContextManager[Any]:
         """A lock between activities of this process, never between processes."""
-        ...
 
     def members(self) -> View:
         """Who takes part."""
-        ...
 
     def set_members(self, view: View) -> None:
         """Takes over a new view; who is no longer in it is gone for good."""
-        ...
 
     def spawn(self, name: str, activity: Callable[[], None]) -> None:
         """Starts an activity beside this one; an exception in it cancels the node."""
-        ...
 
     def port(self, port: PortName, *, members: bool = False, lost: bool = False) -> None:
         """Opens a port; messages that came before wait in it."""
-        ...
 
     # A message to oneself, which comes as it is; never blocks.
 
@@ -339,7 +330,6 @@ class Fabric(Protocol):
 
     def meet(self, member: Member) -> None:
         """Learns where somebody is reached who is not in the view (yet, or any more)."""
-        ...
 
     # Sends; waits for credit, or raises ``Full`` without ``wait``. Raises ``Gone`` for a member
     # that is known to be gone. A message to one who is dead but not declared so is lost: whoever
@@ -379,30 +369,23 @@ class Fabric(Protocol):
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work``; in simulation it takes ``cost`` seconds."""
-        ...
 
     def limit_vectors(self, nbytes: int) -> None:
         """From now on, whoever sends a longer vector to this node ends its own session."""
-        ...
 
     def keep_random_state(self) -> None:
         """From now on this node has random generators of its own, whoever runs in between."""
-        ...
 
     def cancel(self, reason: BaseException) -> None:
         """Ends every blocking call of this node, now and later, with ``Cancelled``."""
-        ...
 
     def close(self) -> None:
         """Cancels, waits for the activities, and gives everything back."""
-        ...
 
     @property
     def traffic(self) -> Mapping[Address, Traffic]:
         """What this node has sent, by receiver."""
-        ...
 
     @property
     def bytes_sent(self) -> int:
         """Bytes of vectors that this node has sent."""
-        ...

@@ -72,11 +72,9 @@ class Codec(Generic[T]):
         self.kinds = kinds_of(wire)
 
     def encode(self, message: T) -> dict[str, Any]:
-        """As plain data."""
         return encode_message(message)
 
     def decode(self, plain: Any) -> T:
-        """The inverse of ``encode``; raises ``Malformed``."""
         return typing.cast("T", _read_tagged(self.kinds, plain))
 
 

@@ -42,7 +42,6 @@ class AppendFile:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
 
     def append(self, line: bytes) -> None:
-        """Appends a line, with its line end."""
         with self._lock:
             if len(self._waiting) + len(line) <= MOST_WAITING:
                 self._waiting += line

@@ -71,12 +71,10 @@ class LocalGreeting(_Frame):
 
     @property
     def sender(self) -> Address:
-        """Who speaks."""
         return Address.parse(self.from_)
 
     @property
     def receiver(self) -> Address:
-        """To whom."""
         return Address.parse(self.to)
 
 

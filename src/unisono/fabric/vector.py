@@ -39,41 +39,32 @@ class Vector(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
-        ...
 
     def __len__(self) -> int: ...
 
     def like(self) -> Vector:
         """A new vector of the same size; its values are not set."""
-        ...
 
     def copy(self) -> Vector:
         """A new vector with the same values."""
-        ...
 
     def slice(self, start: int, stop: int) -> Vector:
         """A view of a part: writing to it writes to the whole."""
-        ...
 
     def assign(self, other: Any) -> None:
         """``self = other``."""
-        ...
 
     def scale(self, factor: float) -> None:
         """``self = factor * self``."""
-        ...
 
     def add(self, other: Any, factor: float = 1.0) -> None:
         """``self = self + factor * other``."""
-        ...
 
     def difference(self, a: Any, b: Any) -> None:
         """``self = a - b``."""
-        ...
 
     def encoded(self, precision: Precision) -> Vector:
         """As it travels in that precision: itself, or a new vector of fewer bytes."""
-        ...
 
     def decoded(self, precision: Precision, like: Any) -> Vector:
         """The numbers of a vector that was encoded: as many as ``like`` has.
@@ -81,23 +72,18 @@ class Vector(Protocol):
         Itself, where it holds them. What is computed from them and a vector of full precision has
         full precision.
         """
-        ...
 
     def finite(self) -> bool:
         """Whether no value is infinite or not a number."""
-        ...
 
     def equals(self, other: Any) -> bool:
         """Whether both are known to hold the same bytes."""
-        ...
 
     def digest(self) -> str:
         """The same for vectors of the same bytes, and for no others."""
-        ...
 
     def norm(self) -> float:
         """The Euclidean length."""
-        ...
 
 
 def encoded_nbytes(vector: Vector, precision: Precision) -> int:
@@ -115,43 +101,34 @@ class TensorVector:
 
     @classmethod
     def zeros(cls, count: int, dtype: torch.dtype = torch.float32) -> TensorVector:
-        """A vector of zeros."""
         return cls(torch.zeros(count, dtype=dtype))
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
         return self.tensor.numel() * self.tensor.element_size()
 
     def __len__(self) -> int:
         return self.tensor.numel()
 
     def like(self) -> TensorVector:
-        """A new vector of the same size; its values are not set."""
         return TensorVector(torch.empty_like(self.tensor))
 
     def copy(self) -> TensorVector:
-        """A new vector with the same values."""
         return TensorVector(self.tensor.clone())
 
     def slice(self, start: int, stop: int) -> TensorVector:
-        """A view of a part."""
         return TensorVector(self.tensor[start:stop])
 
     def assign(self, other: TensorVector) -> None:
-        """``self = other``."""
         self.tensor.copy_(other.tensor)
 
     def scale(self, factor: float) -> None:
-        """``self = factor * self``."""
         self.tensor.mul_(factor)
 
     def add(self, other: TensorVector, factor: float = 1.0) -> None:
-        """``self = self + factor * other``."""
         self.tensor.add_(other.tensor, alpha=factor)
 
     def difference(self, a: TensorVector, b: TensorVector) -> None:
-        """``self = a - b``."""
         torch.sub(a.tensor, b.tensor, out=self.tensor)
 
     def encoded(self, precision: Precision) -> TensorVector:
@@ -163,7 +140,6 @@ class TensorVector:
         return TensorVector(self.tensor.bfloat16())
 
     def decoded(self, precision: Precision, like: TensorVector) -> TensorVector:
-        """The numbers of a vector that was encoded."""
         if precision.bits is None:
             return self
         numbers = dequantize(self.tensor, precision.bits, len(like), like.tensor.dtype)
@@ -182,12 +158,10 @@ class TensorVector:
         return torch.equal(self.tensor.view(torch.uint8), other.tensor.view(torch.uint8))
 
     def digest(self) -> str:
-        """A hash of the bytes, 128 bits long."""
         data = self.tensor.view(torch.uint8).numpy().data
         return hashlib.blake2b(data, digest_size=16).hexdigest()
 
     def norm(self) -> float:
-        """The Euclidean length."""
         return float(torch.linalg.vector_norm(self.tensor))
 
 
@@ -202,20 +176,17 @@ class SizeVector:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
         return self.count * self.itemsize
 
     def __len__(self) -> int:
         return self.count
 
     def like(self) -> SizeVector:
-        """The same size."""
         return SizeVector(self.count, self.itemsize)
 
     copy = like
 
     def slice(self, start: int, stop: int) -> SizeVector:
-        """The size of a part."""
         return SizeVector(max(0, min(stop, self.count) - start), self.itemsize)
 
     def assign(self, other: SizeVector) -> None:
@@ -231,7 +202,6 @@ class SizeVector:
         """Nothing: there are no values."""
 
     def encoded(self, precision: Precision) -> SizeVector:
-        """As it travels."""
         if precision.bits is not None:
             return SizeVector(quantized_bytes(self.count, precision.bits), 1)
         if precision is Precision.FLOAT32 or self.itemsize != 4:
@@ -239,11 +209,9 @@ class SizeVector:
         return SizeVector(self.count, 2)
 
     def decoded(self, precision: Precision, like: SizeVector) -> SizeVector:
-        """The size of the numbers."""
         return self if precision.bits is None else like.like()
 
     def finite(self) -> bool:
-        """Always."""
         return True
 
     def equals(self, other: SizeVector) -> bool:

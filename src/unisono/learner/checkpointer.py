@@ -41,11 +41,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """What to keep."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
         """The inverse."""
-        ...
 
 
 class Checkpointer:
@@ -87,7 +85,6 @@ class Checkpointer:
             set_aside(folder)
 
     def folder(self, sync_round: int) -> Path:
-        """Where the parts of a checkpoint are written."""
         return part_folder(self._directory, sync_round)
 
     def write(self, sync_round: int, strategy: StateBundle) -> None:

@@ -42,7 +42,6 @@ class Batches(Protocol):
 
     def batch(self, indices: Any) -> Any:
         """The minibatch of these examples."""
-        ...
 
 
 class DatasetBatches:
@@ -68,7 +67,6 @@ class BatchedDataset:
         self._convert = convert
 
     def batch(self, indices: Any) -> Any:
-        """What the dataset has for what the sampler gave."""
         return self._convert(self._dataset[indices])
 
 
@@ -125,7 +123,6 @@ class DataFeed:
         return self._epoch_batch(indices, self.positions.epoch(position))
 
     def count(self, minibatch: Minibatch) -> int:
-        """How many examples it holds."""
         return self.positions.count(minibatch.position)
 
     def forget(self) -> None:

@@ -19,11 +19,9 @@ class LearnerLog:
         self._file = AppendFile(path)
 
     def __call__(self, line: dict[str, Any]) -> None:
-        """Appends a line."""
         self._file.append(json_line(line))
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 

@@ -48,11 +48,9 @@ class Optimizers:
         return len(self._optimizers)
 
     def describe(self) -> str:
-        """What they are, by the names of their classes."""
         return ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
 
     def watch(self) -> None:
-        """Begins to watch."""
         for place, optimizer in enumerate(self._optimizers):
             self._hooks.append(optimizer.register_step_pre_hook(partial(self._pre, place)))
             self._hooks.append(optimizer.register_step_post_hook(partial(self._post, place)))
@@ -64,12 +62,10 @@ class Optimizers:
         self._hooks.clear()
 
     def parameters(self) -> list[torch.Tensor]:
-        """All parameters that are optimized."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [p for group in groups for p in group["params"]]
 
     def note_gradients(self) -> None:
-        """There are new gradients."""
         self.fresh = True
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -90,12 +86,10 @@ class Optimizers:
         return all(p.grad is None or not bool(p.grad.any()) for p in self.parameters())
 
     def clear_gradients(self) -> None:
-        """As ``zero_grad`` of all."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
 
     def step(self) -> None:
-        """Lets all of them step."""
         for optimizer in self._optimizers:
             optimizer.step()
 
@@ -112,39 +106,31 @@ class Optimizers:
     # OptimizerAccess.
 
     def learning_rate(self) -> float:
-        """The first group's current rate."""
         return float(self._optimizers[0].param_groups[0]["lr"])
 
     def learning_rates(self) -> list[float]:
-        """Those of all groups."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [float(group["lr"]) for group in groups]
 
     def updater(
         self, parameters: Sequence[torch.Tensor], values: TensorVector, start: int
     ) -> SliceUpdater:
-        """The optimizers, rebuilt on a slice of the vector of the parameters."""
         return SliceUpdater(self._optimizers, parameters, values, start)
 
     def restart(self) -> None:
-        """Forgets momentum and the like."""
         for optimizer in self._optimizers:
             optimizer.state = defaultdict(dict)
 
     def export(self) -> StateBundle:
-        """The optimizers' state."""
         return to_bundle("optimizers", self.state_dicts())
 
     def take_over(self, bundle: StateBundle) -> None:
-        """The inverse of ``export``."""
         self.load_state_dicts(from_bundle("optimizers", bundle))
 
     def state_dicts(self) -> list[dict[str, Any]]:
-        """Of each."""
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """The inverse of ``state_dicts``."""
         for optimizer, state in zip(self._optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 

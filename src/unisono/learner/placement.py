@@ -73,15 +73,12 @@ class Placement(Protocol):
     @property
     def cost(self) -> float:
         """Seconds that the next minibatch takes, where time is simulated."""
-        ...
 
     def node(self, address: Address) -> Fabric:
         """A node for this learner, in this incarnation."""
-        ...
 
     def close(self) -> None:
         """Gives everything back."""
-        ...
 
 
 @dataclass
@@ -101,7 +98,6 @@ class SingleProcess:
     _host: Host | None = field(default=None, init=False)
 
     def node(self, address: Address) -> Fabric:
-        """The learner's node; its coordinator starts with it."""
         require_files(self.learners)
         host = self._host = Host()
         coordinator = host.node(COORDINATOR)
@@ -200,7 +196,6 @@ class LaunchedProcess:
         return self._host.node(address, coordinator)
 
     def close(self) -> None:
-        """Stops listening."""
         if self._host is not None:
             self._host.close()
             self._host = None

@@ -20,37 +20,29 @@ class DataOrder(Protocol):
     @property
     def batch_size(self) -> int:
         """Examples of a minibatch, or their mean."""
-        ...
 
     @property
     def per_epoch(self) -> int:
         """Minibatches an epoch, or their mean."""
-        ...
 
     @property
     def total(self) -> int:
         """Minibatches of all epochs."""
-        ...
 
     def describe(self) -> str:
         """What must be the same for a position to hold the same examples."""
-        ...
 
     def epoch(self, position: int) -> int:
         """The epoch of a position."""
-        ...
 
     def count(self, position: int) -> int:
         """How many examples a position holds."""
-        ...
 
     def examples_before(self, position: int) -> int:
         """Examples of all positions before this one."""
-        ...
 
     def indices(self, position: int) -> Any:
         """What the data is asked for to get the minibatch of a position."""
-        ...
 
 
 class Positions:
@@ -91,27 +83,22 @@ class Positions:
         self._block: tuple[int, int, NDArray[np.int64]] = (-1, 0, np.empty(0, np.int64))
 
     def describe(self) -> str:
-        """What must be the same for a position to hold the same examples."""
         return f"{self._corpus} examples in {self.per_epoch} minibatches of {self.batch_size}, " + (
             f"seed {self._order.seed}" if self._shuffle else "not shuffled"
         )
 
     def epoch(self, position: int) -> int:
-        """The epoch of a position."""
         return position // self.per_epoch
 
     def count(self, position: int) -> int:
-        """How many examples a position holds."""
         place = position % self.per_epoch
         return min(self.batch_size, self._examples - place * self.batch_size)
 
     def examples_before(self, position: int) -> int:
-        """Examples of all positions before this one."""
         epoch, place = divmod(position, self.per_epoch)
         return epoch * self._examples + place * self.batch_size
 
     def indices(self, position: int) -> NDArray[np.int64]:
-        """The examples of a position."""
         epoch, place = divmod(position, self.per_epoch)
         start = place * self.batch_size
         stop = start + self.count(position)

@@ -17,14 +17,12 @@ class Progress:
         self._passed: dict[int, bool] = {}
 
     def advance(self, minibatch: Minibatch) -> None:
-        """A minibatch is drawn."""
         self.current = minibatch
         self._reached = max(self._reached, minibatch.reached)
         for examples in self._passed:
             self._passed[examples] |= self._passes(examples)
 
     def finish(self) -> None:
-        """Everything is trained."""
         self._reached = self._positions.total
 
     @property
@@ -34,7 +32,6 @@ class Progress:
 
     @property
     def examples(self) -> int:
-        """As ``progress``, in examples."""
         return self._positions.examples_before(self._reached)
 
     @property

@@ -55,7 +55,6 @@ class OfLauncher:
         self.timeout = float(os.environ.get(TIMEOUT, _DEFAULT_TIMEOUT_S))
 
     def node(self, address: Address) -> Fabric:
-        """A node of this process; the ranks meet before the first one."""
         if self._placement is None:
             self._placement = self._meet()
         return self._placement.node(address)

@@ -17,51 +17,39 @@ class Storage(Protocol):
     @property
     def parameters(self) -> Sequence[Any]:
         """The parameters, in the order of the vector."""
-        ...
 
     def new(self) -> Any:
         """A vector of the model's size."""
-        ...
 
     def recycle(self, vector: Any) -> None:
         """Gives a vector back that nobody uses any more."""
-        ...
 
     def read(self, vector: Any) -> Callable[[], None]:
         """Copies the parameters into the vector."""
-        ...
 
     def write(self, vector: Any, *, frozen: bool = False) -> None:
         """Copies the vector into the parameters, into frozen ones only if asked to."""
-        ...
 
     def add(self, vector: Any) -> None:
         """Adds the vector to the parameters."""
-        ...
 
     def read_gradient(self) -> Any:
         """The gradients as a vector."""
-        ...
 
     def add_gradient(self, total: Any, factor: float) -> None:
         """Adds the gradients, times a factor, to a vector."""
-        ...
 
     def read_parameters(self) -> Any:
         """The parameters, without buffers, as a vector."""
-        ...
 
     def write_gradient(self, vector: Any) -> None:
         """Sets the gradients."""
-        ...
 
     def update_begins(self) -> None:
         """The optimizer is about to write parameters."""
-        ...
 
     def update_ended(self) -> None:
         """Parameters are constant again."""
-        ...
 
 
 class OptimizerAccess(Protocol):
@@ -69,27 +57,21 @@ class OptimizerAccess(Protocol):
 
     def learning_rate(self) -> float:
         """The first group's current rate."""
-        ...
 
     def learning_rates(self) -> list[float]:
         """Those of all groups."""
-        ...
 
     def updater(self, parameters: Sequence[Any], values: Any, start: int) -> Updater:
         """The optimizers, rebuilt on a slice of the vector of the parameters."""
-        ...
 
     def restart(self) -> None:
         """Forgets momentum and the like."""
-        ...
 
     def export(self) -> StateBundle:
         """The optimizers' state."""
-        ...
 
     def take_over(self, bundle: StateBundle) -> None:
         """The inverse of ``export``."""
-        ...
 
 
 class LearnerReplica:
@@ -163,7 +145,6 @@ class LearnerReplica:
         self.abort_update()
 
     def abort_update(self) -> None:
-        """The update is over, or will not come: parameters are constant again."""
         if self._updating:
             self._storage.update_ended()
             self._updating = False
@@ -176,24 +157,19 @@ class LearnerReplica:
             self._pending, self._pending_is_read = None, False
 
     def gradient(self) -> Vector:
-        """A copy of the gradients."""
         vector: Vector = self._storage.read_gradient()
         return vector
 
     def add_gradient(self, total: Vector, factor: float) -> None:
-        """Adds the gradients, times a factor, to a vector."""
         self._storage.add_gradient(total, factor)
 
     def set_gradient(self, value: Vector) -> None:
-        """Sets the gradients."""
         self._storage.write_gradient(value)
 
     def restart_optimizer(self) -> None:
-        """Forgets the optimizer's state."""
         self._optimizers.restart()
 
     def take_over(self, bundle: StateBundle) -> None:
-        """Takes over another learner's state."""
         with self._lock:
             self._write(bundle.vectors.pop("parameters"), frozen=True)
         if bundle.vectors:
@@ -202,20 +178,17 @@ class LearnerReplica:
     # Any thread.
 
     def snapshot(self) -> Snapshot:
-        """Parameters plus pending deltas, and the work since the last snapshot."""
         with self._lock:
             finish = self._begin_read()
             work, self._trained = self._trained, TrainedWork()
         return Snapshot(finish(), work)
 
     def take_work(self) -> TrainedWork:
-        """The work that no snapshot has taken."""
         with self._lock:
             work, self._trained = self._trained, TrainedWork()
             return work
 
     def add(self, delta: Vector) -> None:
-        """Keeps a delta for the next update; the vector is the replica's from now on."""
         with self._lock:
             if self._pending is not None:
                 # Not the other way round: a snapshot may still be reading what was pending.
@@ -223,33 +196,26 @@ class LearnerReplica:
             self._pending, self._pending_is_read = delta, False
 
     def recycle(self, vector: Vector) -> None:
-        """The next that is needed may be this one."""
         with self._lock:
             self._storage.recycle(vector)
 
     def learning_rate(self) -> float:
-        """The first group's current rate."""
         return self._optimizers.learning_rate()
 
     def learning_rates(self) -> list[float]:
-        """Those of all groups."""
         return self._optimizers.learning_rates()
 
     def parameters(self) -> Vector:
-        """A copy of the parameters alone."""
         vector: Vector = self._storage.read_parameters()
         return vector
 
     def updater(self, values: Vector, start: int) -> Updater:
-        """The learner's optimizers, rebuilt on a slice."""
         return self._optimizers.updater(self._storage.parameters, values, start)
 
     def progress(self) -> float:
-        """As the stepper says."""
         return self.reached
 
     def export(self, *, optimizer: bool) -> StateBundle:
-        """State for a newcomer."""
         bundle = self._optimizers.export() if optimizer else StateBundle()
         with self._lock:
             finish = self._begin_read()
@@ -257,11 +223,9 @@ class LearnerReplica:
         return bundle
 
     def event(self, name: str, **fields: Any) -> None:
-        """A line for the metrics."""
         self.client.event(name, learner=self.fabric.address.number, **fields)
 
     def record(self, **fields: Any) -> None:
-        """A line for the learner's own log."""
         if self._log is not None:
             self._log({"who": str(self.fabric.address), **fields})
 

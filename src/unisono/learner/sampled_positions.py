@@ -59,24 +59,19 @@ class SampledPositions:
         self._checksum = checksum
 
     def describe(self) -> str:
-        """What must be the same for a position to hold the same examples."""
         sampler = type(self._sampler).__name__
         return f"{self.total} minibatches of {sampler}, checksum {self._checksum:08x}"
 
     def epoch(self, position: int) -> int:
-        """The epoch of a position."""
         return min(bisect_right(self._starts, position), len(self._starts) - 1) - 1
 
     def count(self, position: int) -> int:
-        """How many examples a position holds."""
         return self.examples_before(position + 1) - self.examples_before(position)
 
     def examples_before(self, position: int) -> int:
-        """Examples of all positions before this one."""
         return self._examples[position] if self._examples else position * self.batch_size
 
     def indices(self, position: int) -> Any:
-        """What the sampler gave for a position."""
         epoch = self.epoch(position)
         place = position - self._starts[epoch]
         if epoch in self._numbers:

@@ -63,7 +63,6 @@ class Session(Generic[T]):
 
     @property
     def links(self) -> list[dict[str, Any]]:
-        """What this learner has sent to each of the others."""
         return [
             {"receiver": to.name, "bytes": sent.bytes, "seconds": sent.seconds}
             for to, sent in sorted(self.fabric.traffic.items())

@@ -57,7 +57,6 @@ class ModelStorage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the model's vector."""
         tensors = self.tensors
         return sum(t.numel() for t in tensors) * _dtype(tensors).itemsize
 
@@ -69,7 +68,6 @@ class ModelStorage:
 
     @property
     def device(self) -> str:
-        """Where the model is."""
         return str(self.tensors[0].device)
 
     def check_device(self) -> None:
@@ -81,7 +79,6 @@ class ModelStorage:
             )
 
     def new(self, count: int | None = None) -> TensorVector:
-        """A vector of the model's size; its values are not set."""
         tensors = self.tensors
         count = sum(t.numel() for t in tensors) if count is None else count
         dtype, pinned = _dtype(tensors), any(t.is_cuda for t in tensors)
@@ -92,7 +89,6 @@ class ModelStorage:
         return TensorVector(torch.empty(count, dtype=dtype, pin_memory=pinned))
 
     def recycle(self, vector: TensorVector) -> None:
-        """Gives a vector back that nobody uses any more."""
         if len(self._free) < _KEPT:
             self._free.append(vector)
 
@@ -101,14 +97,12 @@ class ModelStorage:
         return self._out(vector, self.tensors)
 
     def write(self, vector: TensorVector, *, frozen: bool = False) -> None:
-        """Copies the vector into the model, into its frozen parameters only if asked to."""
         tensors, values = self._in(vector, frozen=frozen)
         if tensors:
             with torch.no_grad():
                 torch._foreach_copy_(tensors, values)
 
     def add(self, vector: TensorVector) -> None:
-        """Adds the vector to the model."""
         tensors, values = self._in(vector, frozen=False)
         if tensors:
             with torch.no_grad():
@@ -140,7 +134,6 @@ class ModelStorage:
             torch._foreach_add_(views, near, alpha=factor)
 
     def read_parameters(self) -> TensorVector:
-        """The parameters, without buffers, as a vector."""
         parameters = self.parameters
         vector = self.new(sum(p.numel() for p in parameters))
         self._out(vector, [p.detach() for p in parameters])()

@@ -21,11 +21,9 @@ class StreamPositions(Positions):
         super().__init__(minibatches * batch_size, batch_size, epochs, seed, shuffle=False)
 
     def describe(self) -> str:
-        """What must be the same for a position to hold the same examples."""
         return f"a stream of {self.per_epoch} minibatches of {self.batch_size}"
 
     def indices(self, position: int) -> Any:
-        """The epoch, and the place in it."""
         return divmod(position, self.per_epoch)
 
 

@@ -101,12 +101,10 @@ class SliceUpdater:
             piece.grad = None
 
     def state(self) -> StateBundle:
-        """Momentum and the like."""
         bundle = to_bundle("optimizers", [optimizer.state_dict() for optimizer in self._optimizers])
         return StateBundle(bundle.plain, {name: v.copy() for name, v in bundle.vectors.items()})
 
     def load_state(self, bundle: StateBundle) -> None:
-        """The inverse of ``state``."""
         states = from_bundle("optimizers", bundle)
         for optimizer, state in zip(self._optimizers, states, strict=True):
             optimizer.load_state_dict(state)

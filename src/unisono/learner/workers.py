@@ -89,7 +89,6 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers."""
         return [worker.process.pid for worker in self._workers]
 
     def ask(self, position: int, indices: Any) -> None:

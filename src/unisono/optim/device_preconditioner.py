@@ -209,7 +209,6 @@ class DevicePreconditioner:
         self._graphs: dict[tuple[object, ...], Work] = {}
 
     def new_estimate(self, weight: Tensor, side: Side) -> DeviceEstimate:
-        """Returns an estimate that starts from the next minibatch."""
         layer = self._layers[weight]
         return DeviceEstimate(
             self._batch,
@@ -227,7 +226,6 @@ class DevicePreconditioner:
         derivatives: list[Tensor],
         estimates: Mapping[Side, DeviceEstimate],
     ) -> Gradients:
-        """Returns the gradients of the weight and of the bias; see `LayerPreconditioner`."""
         layer = self._layers[weight]
         count = row_count(weight, derivatives)
         if count == 0:

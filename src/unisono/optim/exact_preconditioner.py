@@ -34,7 +34,6 @@ class ExactPreconditioner:
         self._inputs, self._derivatives = RowBuffer(), RowBuffer()
 
     def new_estimate(self, weight: Tensor, side: Side) -> OnlineNaturalGradient:
-        """Returns an estimate that starts from the next minibatch."""
         return OnlineNaturalGradient(
             self._options.rank(side, weight),
             update_period=self._options.update_period,
@@ -49,7 +48,6 @@ class ExactPreconditioner:
         derivatives: list[Tensor],
         estimates: Mapping[Side, OnlineNaturalGradient],
     ) -> Gradients:
-        """Returns the gradients of the weight and of the bias; see `LayerPreconditioner`."""
         bias = self._biases[weight]
         count = row_count(weight, derivatives)
         if count == 0:

@@ -88,7 +88,6 @@ class GradientHook:
         ]
 
     def remove(self) -> None:
-        """Removes the hooks from the modules."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -52,11 +52,9 @@ class SideEstimate(Protocol):
 
     def state_dict(self) -> dict[str, Tensor | float]:
         """Returns t, frozen, basis, d and rho; see `OnlineNaturalGradient.state_dict`."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Tensor | float]) -> None:
         """Continues from what `state_dict` returned, on whichever device that was."""
-        ...
 
 
 class LayerPreconditioner(Protocol):
@@ -64,7 +62,6 @@ class LayerPreconditioner(Protocol):
 
     def new_estimate(self, weight: Tensor, side: Side) -> SideEstimate:
         """Returns an estimate that starts from the next minibatch."""
-        ...
 
     def gradients(
         self,
@@ -81,11 +78,9 @@ class LayerPreconditioner(Protocol):
             derivatives: Views of the rows of g.
             estimates: Of both sides, made by `new_estimate`; they are updated from the rows.
         """
-        ...
 
     def after_step(self) -> None:
         """Called by the optimizer at the end of each step."""
-        ...
 
 
 def row_count(weight: Tensor, derivatives: list[Tensor]) -> int:

@@ -16,11 +16,9 @@ class Schedule(Protocol):
 
     def rate(self, progress: float) -> float:
         """The learning rate when ``progress``, 0 to 1, of the data is seen."""
-        ...
 
     def describe(self) -> str:
         """A few words for a person."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +28,9 @@ class Constant:
     start: float
 
     def rate(self, progress: float) -> float:
-        """``start``."""
         return self.start
 
     def describe(self) -> str:
-        """A few words for a person."""
         return f"{self.start:g} throughout"
 
 
@@ -51,7 +47,6 @@ class Exponential:
         return self.start * math.pow(self.end, progress)
 
     def describe(self) -> str:
-        """A few words for a person."""
         return f"{self.start:g} at the start, {self.start * self.end:g} at the end"
 
 
@@ -75,7 +70,6 @@ class Power:
         return self.start * math.pow(1.0 + progress * (math.pow(self.end, -1.5) - 1.0), -2.0 / 3.0)
 
     def describe(self) -> str:
-        """A few words for a person."""
         return f"{self.start:g} at the start, {self.start * self.end:g} at the end, as t^(-2/3)"
 
 
@@ -88,11 +82,9 @@ class Switched:
     rest: Schedule
 
     def rate(self, progress: float) -> float:
-        """That of the schedule whose turn it is."""
         return (self.first if progress <= self.until else self.rest).rate(progress)
 
     def describe(self) -> str:
-        """A few words for a person."""
         return (
             f"{self.first.rate(0.0):g} at the start, {self.rest.rate(self.until):g} after "
             f"{100 * self.until:g}%, {self.rest.rate(1.0):g} at the end"
@@ -123,7 +115,6 @@ class Scaled:
         return self.inner.rate(progress) * (1.0 + (self.factor - 1.0) * risen)
 
     def describe(self) -> str:
-        """A few words for a person."""
         top = f"times {self.factor:g} after {100 * self.warmup:g}% of the run"
         return f"{self.inner.describe()}; {top}: at most {self.peak():.3g}"
 
@@ -164,6 +155,5 @@ class WarmUp:
         return self.start * self.factor * math.pow(2.0, -(epoch - self.warmup) / 2.0)
 
     def describe(self) -> str:
-        """A few words for a person."""
         top = f"{self.start * self.factor:g} after epoch {self.warmup:g}"
         return f"{self.start:g} at the start, {top}, then 1/sqrt(2) an epoch"

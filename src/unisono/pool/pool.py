@@ -33,7 +33,6 @@ class Assignment:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are in it."""
         return -(-self._count // (self.share * len(self.members)))
 
     @cached_property
@@ -45,7 +44,6 @@ class Assignment:
         return {member: place for place, member in enumerate(self.members)}
 
     def has(self, member: Address) -> bool:
-        """Whether a learner has a part in it."""
         return member in self._places
 
     def part(self, round_: int, member: Address) -> list[Range]:
@@ -102,7 +100,6 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """How many positions nobody has."""
         return len(self._free)
 
     @property

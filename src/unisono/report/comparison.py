@@ -48,7 +48,6 @@ class Comparison:
     ceiling: Ceiling | None = None
 
     def to_json(self, root: Path) -> str:
-        """The text of compare.json; runs are named from ``root``."""
         whole = {
             "format_version": FORMAT_VERSION,
             "learners": self.learners,

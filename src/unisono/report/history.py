@@ -151,7 +151,6 @@ class History:
         return [event for event in self.events if event["event"] in names]
 
     def losses(self, x: Abscissa) -> list[Curve]:
-        """Returns the training loss of each learner."""
         return self.numbers("train", "loss", x)
 
     def numbers(self, name: str, key: str, x: Abscissa) -> list[Curve]:
@@ -195,7 +194,6 @@ class History:
         ]
 
     def tracks(self) -> list[Track]:
-        """Returns the learners, by name."""
         tracks: dict[str, Track] = {}
         since: dict[str, float] = {}
         trained: dict[str, float] = {}

@@ -35,22 +35,18 @@ class SimulatedRow:
 
     @cached_property
     def histories(self) -> list[History]:
-        """All that the runs noted."""
         return [History.read(path, "") for _, path in self.runs]
 
     @cached_property
     def curves(self) -> list[Curve]:
-        """Held-out log-prob against virtual seconds."""
         return [read_curve(path, seed, "logprob") for seed, path in self.runs]
 
     @property
     def summaries(self) -> list[Summary]:
-        """What came of the runs."""
         return [history.summary for history in self.histories if history.summary is not None]
 
     @property
     def final(self) -> float:
-        """Mean final log-prob."""
         return statistics.fmean(curve.final for curve in self.curves)
 
     def shares(self) -> tuple[float, float]:

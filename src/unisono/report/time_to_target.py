@@ -46,7 +46,6 @@ class Curve:
 
     @property
     def best(self) -> float:
-        """The highest log-prob."""
         return max((height for _, height in self.points), default=-math.inf)
 
     def reaches(self, target: float) -> float | None:
@@ -93,7 +92,6 @@ class TimeToTarget:
 
     @property
     def reached(self) -> int:
-        """Seeds that got there."""
         return sum(seconds is not None for seconds in self.seconds)
 
 
@@ -146,7 +144,6 @@ class Ceiling:
     together_per_s: float
 
     def line(self) -> str:
-        """In a sentence."""
         return (
             f"Ceiling: {self.learners} independent processes make {self.together_per_s:,.1f} "
             f"minibatches a second, one {self.alone_per_s:,.1f}: {self.ratio:.2f} times as many "

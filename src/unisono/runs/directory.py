@@ -135,7 +135,6 @@ class RunDirectory:
         return self.path / "control.json"
 
     def write_wanted(self, learners: int) -> None:
-        """Asks for so many learners."""
         write_atomically(self.wanted, str(learners).encode())
 
     def read_wanted(self) -> int:
@@ -146,7 +145,6 @@ class RunDirectory:
             return 0
 
     def read_config(self) -> Config:
-        """Reads config.toml."""
         return load(self.config, [], {})
 
     def read_metrics(self) -> list[Event]:
@@ -175,7 +173,6 @@ class RunDirectory:
             raise UserError(f"{self.summary} is not a summary of a run: {error}") from None
 
     def write_summary(self, summary: Summary) -> None:
-        """Writes summary.json."""
         write_atomically(self.summary, summary.to_json().encode())
 
 

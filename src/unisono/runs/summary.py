@@ -180,7 +180,6 @@ class Summary(_Part):
     ended: str
 
     def to_json(self) -> str:
-        """Returns the text of summary.json."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod

@@ -41,11 +41,9 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(run.path / FOLDER))
 
     def scalar(self, name: str, value: float, step: int) -> None:
-        """Writes it."""
         self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Writes the rest."""
         self._writer.close()
 
 
@@ -83,7 +81,6 @@ class Tracking:
         self._failed = False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """One event of the run."""
         for name, value in self._figures(event):
             if value is not None:
                 self._try(self._tell, name, value, event["global_examples"])

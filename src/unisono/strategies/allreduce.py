@@ -73,13 +73,10 @@ class AllReduce(Strategy):
 
     @property
     def waits(self) -> str:
-        """Who waits for whom."""
         return "everybody for the slowest, each step"
 
     def round_plan(self, batch_size: int) -> RoundPlan:
-        """Static sharding, one minibatch a round."""
         return RoundPlan(Sharding.STATIC, share=1, rounds=64, lockstep=True)
 
     def participant(self, replica: Replica) -> AllReduceParticipant:
-        """One learner's part."""
         return AllReduceParticipant(replica, self.precision)

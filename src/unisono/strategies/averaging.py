@@ -47,7 +47,6 @@ class AveragingParticipant(ModelRoundsParticipant):
         """What fragments of the round under way have moved the learner by."""
 
     def begin(self, agreed: Vector) -> None:
-        """An outer step with a fresh memory."""
         super().begin(agreed)
         self._outer = self._settings.outer.begin(agreed)
         self.memory = self._outer.vectors
@@ -132,14 +131,12 @@ class Averaging(Strategy):
 
     @property
     def waits(self) -> str:
-        """Who waits for whom."""
         if self.sharding is Sharding.DYNAMIC:
             return "nobody"
         return f"everybody for the slowest, {describe_every(self.every)}"
 
     @property
     def rate_rule(self) -> str:
-        """What the user should do with the learning rate."""
         if self.rate_factor(2) == super().rate_factor(2):
             return super().rate_rule
         return "multiply by the number of learners over the gain of the outer step"
@@ -152,9 +149,7 @@ class Averaging(Strategy):
         return learners / self.outer.gain(learners)
 
     def round_plan(self, batch_size: int) -> RoundPlan:
-        """Rounds of ``every`` examples."""
         return RoundPlan(self.sharding, rounds=2, **plan_pace(self.every, batch_size))
 
     def participant(self, replica: Replica) -> AveragingParticipant:
-        """One learner's part."""
         return AveragingParticipant(replica, self)

@@ -61,7 +61,6 @@ class TrainedWork:
     examples: int = 0
 
     def add(self, other: TrainedWork) -> None:
-        """Adds more work."""
         for start, stop in other.ranges:
             if self.ranges and self.ranges[-1][1] == start:
                 self.ranges[-1] = (self.ranges[-1][0], stop)
@@ -90,7 +89,6 @@ class StateBundle:
     vectors: dict[str, Vector] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """The same for equal states, and for no others."""
         parts = [repr(sorted(self.plain.items()))]
         parts += [f"{name} {vector.digest()}" for name, vector in sorted(self.vectors.items())]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
@@ -101,15 +99,12 @@ class Updater(Protocol):
 
     def step(self, gradient: Vector, rates: Sequence[float]) -> None:
         """Takes a step on the slice, with the learning rate of each parameter group."""
-        ...
 
     def state(self) -> StateBundle:
         """Momentum and the like."""
-        ...
 
     def load_state(self, bundle: StateBundle) -> None:
         """The inverse of ``state``."""
-        ...
 
 
 class Replica(Protocol):
@@ -118,87 +113,67 @@ class Replica(Protocol):
     @property
     def fabric(self) -> Fabric:
         """The learner's node."""
-        ...
 
     @property
     def client(self) -> Client:
         """The learner's side of the coordinator."""
-        ...
 
     def snapshot(self) -> Snapshot:
         """Takes parameters plus pending deltas, with the work that they contain; any thread."""
-        ...
 
     def add(self, delta: Vector) -> None:
         """Hands in a delta; the learner's own thread adds it in its next update; any thread."""
-        ...
 
     def replace(self, value: Vector) -> None:
         """Sets the parameters; own thread, and only if no step lies between snapshot and value.
 
         A vector of the parameters alone leaves the buffers as they are.
         """
-        ...
 
     def take_work(self) -> TrainedWork:
         """The trained work that no snapshot has taken yet; for strategies that share gradients."""
-        ...
 
     def gradient(self) -> Vector:
         """A copy of the gradients; own thread, after backward."""
-        ...
 
     def add_gradient(self, total: Vector, factor: float) -> None:
         """``total = total + factor * gradients``; own thread, after backward."""
-        ...
 
     def recycle(self, vector: Vector) -> None:
         """Gives back a vector of the replica's that nobody uses any more; any thread."""
-        ...
 
     def set_gradient(self, value: Vector) -> None:
         """Sets the gradients that the optimizer will step with; own thread."""
-        ...
 
     def learning_rate(self) -> float:
         """The first parameter group's current learning rate."""
-        ...
 
     def learning_rates(self) -> list[float]:
         """Those of all parameter groups."""
-        ...
 
     def parameters(self) -> Vector:
         """A copy of the parameters alone, in the order of the gradients; own thread."""
-        ...
 
     def updater(self, values: Vector, start: int) -> Updater:
         """The learner's optimizer, rebuilt on ``values``: the parameters from ``start`` on."""
-        ...
 
     def progress(self) -> float:
         """The share of all minibatches that were handed out when the current one was, 0 to 1."""
-        ...
 
     def restart_optimizer(self) -> None:
         """Forgets the optimizer's state (momentum and the like); own thread."""
-        ...
 
     def export(self, *, optimizer: bool) -> StateBundle:
         """The learner's whole state for a newcomer; own thread, or any with ``optimizer`` off."""
-        ...
 
     def take_over(self, bundle: StateBundle) -> None:
         """The inverse of ``export``; own thread."""
-        ...
 
     def event(self, name: str, **fields: Any) -> None:
         """A line for the metrics."""
-        ...
 
     def record(self, **fields: Any) -> None:
         """A line for the learner's own log, from which coverage can be rebuilt."""
-        ...
 
 
 class Participant:

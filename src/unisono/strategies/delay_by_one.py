@@ -54,7 +54,6 @@ class DelayByOneParticipant(ModelRoundsParticipant):
                 self._delta = None
 
     def end_of_round(self, sync_round: int) -> None:
-        """Begins the average of this step."""
         self._wait()
         if self._delta is not None:
             # There was no step to add it to: the learner had no minibatch in the last round.
@@ -120,13 +119,10 @@ class DelayByOne(Strategy):
 
     @property
     def waits(self) -> str:
-        """Who waits for whom."""
         return "everybody for the slowest, one step late"
 
     def round_plan(self, batch_size: int) -> RoundPlan:
-        """Static sharding, one minibatch a round."""
         return RoundPlan(Sharding.STATIC, share=1, rounds=64)
 
     def participant(self, replica: Replica) -> DelayByOneParticipant:
-        """One learner's part."""
         return DelayByOneParticipant(replica, self.precision)

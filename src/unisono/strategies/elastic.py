@@ -27,12 +27,10 @@ class Centre:
     values: Vector
 
     def step(self, gradient: Vector, rates: Sequence[float]) -> None:
-        """Moves towards the learner's parameters."""
         self.values.scale(1 - rates[0])
         self.values.add(gradient, rates[0])
 
     def state(self) -> StateBundle:
-        """There is none."""
         return StateBundle()
 
     def load_state(self, bundle: StateBundle) -> None:
@@ -60,11 +58,9 @@ class ElasticAccumulator:
         self._begun = False
 
     def add(self, examples: int) -> None:
-        """The learner has begun to explore."""
         self._begun = True
 
     def take(self, model: Vector, share: float, rounds: int) -> Vector:
-        """The parameters."""
         self._pushed = self._replica.parameters()
         self._moving_rate = self._beta * share
         check_finite(self._replica, self._pushed, rounds)
@@ -75,7 +71,6 @@ class ElasticAccumulator:
         return (self._beta * share,)
 
     def updater(self, values: Vector, start: int) -> Updater:
-        """Of a shard of the centre."""
         return Centre(values)
 
     def pull(self, model: Vector) -> None:
@@ -133,7 +128,6 @@ class Elastic(Strategy):
 
     @property
     def waits(self) -> str:
-        """Who waits for whom."""
         return "nobody" if self.overlap else "each for the reply of the centre"
 
     def staleness(self, learners: int) -> int:
@@ -141,16 +135,13 @@ class Elastic(Strategy):
         return 2 * learners - 1 if self.overlap else learners - 1
 
     def round_plan(self, batch_size: int) -> RoundPlan:
-        """Dynamic sharding; each commits by its own word."""
         share = 4 * self.push_every
         return RoundPlan(Sharding.DYNAMIC, share=share, rounds=1, commits_by_round=False)
 
     def explain(self, learners: int) -> list[str]:
-        """The moving rate."""
         return [
             f"centre    moves by {self.beta / learners:.3g} of the way to a learner that pushes"
         ]
 
     def participant(self, replica: Replica) -> ServerParticipant:
-        """One learner's part."""
         return ServerParticipant(replica, self, ElasticAccumulator(replica, self.beta))

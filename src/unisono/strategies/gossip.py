@@ -44,7 +44,6 @@ class RandomRing(PairwiseParticipant):
         self._seed = seed
 
     def partner(self, members: Addresses, round_: int) -> Address:
-        """The next one on the ring of the round."""
         following = _following(len(members), self._seed, round_)
         return members[int(following[members.index(self.fabric.address)])]
 
@@ -72,7 +71,6 @@ class Gossip(Strategy):
 
     @property
     def waits(self) -> str:
-        """Who waits for whom."""
         return "nobody"
 
     def __post_init__(self) -> None:
@@ -80,7 +78,6 @@ class Gossip(Strategy):
         check_every(self.every)
 
     def round_plan(self, batch_size: int) -> RoundPlan:
-        """Dynamic sharding; each commits by its own word."""
         share = plan_pace(self.every, batch_size)["share"]
         return RoundPlan(Sharding.DYNAMIC, share=share, rounds=1, commits_by_round=False)
 
@@ -89,7 +86,6 @@ class Gossip(Strategy):
         """Who exchanges with whom, as mixing matrices."""
 
     def explain(self, learners: int) -> list[str]:
-        """The mixing matrix's gap, and the distance between learners that follows from it."""
         return self.mixing(learners).explain()
 
 
@@ -107,7 +103,6 @@ class GossipFixed(Gossip):
         return ring(learners)
 
     def participant(self, replica: Replica) -> FixedRing:
-        """One learner's part."""
         return FixedRing(replica, self.every, self.precision)
 
 
@@ -128,7 +123,6 @@ class GossipRandom(Gossip):
         return complete(learners)
 
     def participant(self, replica: Replica) -> RandomRing:
-        """One learner's part."""
         return RandomRing(replica, self.every, self.seed, self.precision)
 
 
@@ -147,5 +141,4 @@ class ADPSGD(Gossip):
         return NeighbourMixing(learners)
 
     def participant(self, replica: Replica) -> NeighbourParticipant:
-        """One learner's part."""
         return NeighbourParticipant(replica, self.every, self.precision)

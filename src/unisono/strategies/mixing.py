@@ -104,14 +104,12 @@ class PairMixing(Mixing):
 
     @property
     def gap(self) -> float:
-        """1 - lambda_2 of E[W]; 1 for a learner alone."""
         if self.learners == 1:
             return 1.0
         return float(1 - np.sort(np.linalg.eigvalsh(self.expected))[-2])
 
     @property
     def distance(self) -> float:
-        """The predicted distance from the mean, in moves of one learner between two exchanges."""
         n = self.learners
         if n == 1:
             return 0.0
@@ -145,7 +143,6 @@ class PairMixing(Mixing):
 
     @property
     def shape(self) -> str:
-        """How many pairs there are."""
         return f"pairs, {len(self.edges)} edges"
 
 
@@ -165,7 +162,6 @@ class NeighbourMixing(Mixing):
 
     @cached_property
     def matrix(self) -> Matrix:
-        """T."""
         n = self.learners
         if n < 3:
             return np.full((n, n), 1 / n)
@@ -184,17 +180,14 @@ class NeighbourMixing(Mixing):
 
     @property
     def kept(self) -> float:
-        """lambda_2 squared."""
         return (1 - self.gap) ** 2
 
     @property
     def distance(self) -> float:
-        """The closed form above."""
         return math.sqrt(float((1 / (1 - self._others**2)).sum()) / self.learners)
 
     @property
     def shape(self) -> str:
-        """With whom."""
         return "both neighbours of a ring"
 
 

@@ -21,11 +21,9 @@ class OuterState(Protocol):
 
     def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
         """Moves ``start``; ``rate`` is the learners' current learning rate."""
-        ...
 
     def consensus(self, start: Vector) -> Vector:
         """The model to hand out."""
-        ...
 
 
 class Outer(Protocol):
@@ -33,11 +31,9 @@ class Outer(Protocol):
 
     def gain(self, members: int) -> float:
         """How far ``start`` moves a round, over ``mean - start``, once that is steady."""
-        ...
 
     def begin(self, start: Vector) -> OuterState:
         """An outer step with a fresh memory."""
-        ...
 
 
 def _check(momentum: float | None, rate: float) -> None:
@@ -52,7 +48,6 @@ class _State:
     vectors: dict[str, Vector] = field(default_factory=dict)
 
     def consensus(self, start: Vector) -> Vector:
-        """The next round's start."""
         return start
 
 
@@ -61,11 +56,9 @@ class Plain:
     """``start = mean``: Kaldi's parameter averaging, local SGD."""
 
     def gain(self, members: int) -> float:
-        """The mean is the next start."""
         return 1.0
 
     def begin(self, start: Vector) -> OuterState:
-        """No memory."""
         return _PlainState()
 
 
@@ -92,15 +85,12 @@ class BlockMomentum:
         _check(self.momentum, self.rate)
 
     def gain(self, members: int) -> float:
-        """Of the geometric series of momentum."""
         return self.rate / (1 - self.momentum_of(members))
 
     def momentum_of(self, members: int) -> float:
-        """The momentum, with the default filled in."""
         return 1 - 1 / members if self.momentum is None else self.momentum
 
     def begin(self, start: Vector) -> OuterState:
-        """D = 0, W = start."""
         return _BlockMomentumState(self, start)
 
 
@@ -144,11 +134,9 @@ class SlowMo:
         _check(self.momentum, self.rate)
 
     def gain(self, members: int) -> float:
-        """Of the geometric series of momentum."""
         return self.rate / (1 - self.momentum)
 
     def begin(self, start: Vector) -> OuterState:
-        """U = 0."""
         return _SlowMoState(self, start)
 
 
@@ -186,11 +174,9 @@ class Nesterov:
         _check(self.momentum, self.rate)
 
     def gain(self, members: int) -> float:
-        """Of the geometric series of momentum."""
         return self.rate / (1 - self.momentum)
 
     def begin(self, start: Vector) -> OuterState:
-        """M = 0."""
         return _NesterovState(self, start)
 
 

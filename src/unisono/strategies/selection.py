@@ -23,7 +23,6 @@ class Selection(Protocol):
 
     def objective(self) -> float | None:
         """How well this learner did since it was last asked; on the agent's activity."""
-        ...
 
     def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
         """The weight of each model; those of all are divided by their sum.
@@ -31,7 +30,6 @@ class Selection(Protocol):
         A learner that trained and gets 0 is left out: it goes on from what the others agreed on,
         and its minibatches count as skipped, since nothing of them is in any model.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,9 @@ class AllModels:
     """All models, weighted by the examples trained."""
 
     def objective(self) -> float | None:
-        """Nobody asks for it."""
         return None
 
     def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
-        """The examples."""
         return [float(candidate.examples) for candidate in candidates]
 
 
@@ -69,7 +65,6 @@ class KeepGood:
     """Whether the first sync round keeps the best model alone."""
 
     def objective(self) -> float | None:
-        """As ``tell`` says."""
         return self.tell()
 
     def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:

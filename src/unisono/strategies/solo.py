@@ -33,7 +33,6 @@ class SoloParticipant(Participant):
         self._uncommitted.add(self.replica.take_work())
 
     def flush(self) -> None:
-        """Commits what was trained."""
         self._commit()
 
     def _commit(self) -> None:
@@ -52,16 +51,13 @@ class Solo(Strategy):
 
     @property
     def waits(self) -> str:
-        """Who waits for whom."""
         return "nobody"
 
     @property
     def rate_rule(self) -> str:
-        """As for one learner: it is one."""
         return "as it is"
 
     def rate_factor(self, learners: int) -> float:
-        """One."""
         return 1.0
 
     def round_plan(self, batch_size: int) -> RoundPlan:
@@ -70,5 +66,4 @@ class Solo(Strategy):
         return RoundPlan(Sharding.STATIC, share=1, rounds=rounds, commits_by_round=False)
 
     def participant(self, replica: Replica) -> SoloParticipant:
-        """One learner's part."""
         return SoloParticipant(replica)

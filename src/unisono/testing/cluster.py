@@ -29,7 +29,6 @@ class ToyRun:
 
     @property
     def survivors(self) -> list[Result]:
-        """The learners that ended in an orderly way."""
         return [result for result in self.results if result.final is not None]
 
 

@@ -15,11 +15,9 @@ class Coverage:
     trained: list[tuple[Address, int]] = field(default_factory=list)
 
     def train(self, who: Address, position: int) -> None:
-        """A learner begins to train a position."""
         self.trained.append((who, position))
 
     def missing(self, total: int) -> list[int]:
-        """Positions that nobody trained."""
         seen = {position for _, position in self.trained}
         return [position for position in range(total) if position not in seen]
 

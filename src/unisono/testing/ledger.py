@@ -114,7 +114,6 @@ class LedgerReplica:
         """What the current gradient was computed on."""
 
     def __getattr__(self, name: str) -> Any:
-        """All that is not written down is the replica's own."""
         return getattr(self._replica, name)
 
     @property
@@ -122,7 +121,6 @@ class LedgerReplica:
         return 0 if self.participant is None else self.participant.rounds
 
     def snapshot(self) -> Snapshot:
-        """Written down."""
         snapshot = self._replica.snapshot()
         self._ledger.write(Kind.SNAPSHOT, snapshot.vector, self._round, snapshot.work)
         return snapshot
@@ -135,23 +133,19 @@ class LedgerReplica:
         self._ledger.write(Kind.ADD, copy, self._round)
 
     def replace(self, value: Vector) -> None:
-        """Written down."""
         self._replica.replace(value)
         self._ledger.write(Kind.REPLACE, value, self._round)
 
     def gradient(self) -> Vector:
-        """Written down."""
         gradient = self._replica.gradient()
         self._ledger.write(Kind.GRADIENT, gradient, self._round, self.work)
         return gradient
 
     def set_gradient(self, value: Vector) -> None:
-        """Written down."""
         self._replica.set_gradient(value)
         self._ledger.write(Kind.SET_GRADIENT, value, self._round)
 
     def take_over(self, bundle: StateBundle) -> None:
-        """Written down."""
         parameters = bundle.vectors["parameters"].copy()
         self._replica.take_over(bundle)
         self._ledger.write(Kind.BEGIN, parameters)
@@ -169,11 +163,9 @@ class Ledgered:
         return repr(self._strategy)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is as the strategy has it."""
         return getattr(self._strategy, name)
 
     def participant(self, replica: Replica) -> Participant:
-        """That of the strategy inside."""
         self.replica = LedgerReplica(replica, self._ledger)
         participant = self._strategy.participant(cast("Replica", self.replica))
         self.replica.participant = participant

@@ -21,21 +21,17 @@ class Loss(Protocol):
     @property
     def dimension(self) -> int:
         """How many parameters there are."""
-        ...
 
     def start(self, number: int) -> torch.Tensor:
         """Where a learner begins, before it gets the state of the others."""
-        ...
 
     def load(self, position: int) -> torch.Tensor:
         """The data of a position."""
-        ...
 
     def gradient(
         self, x: torch.Tensor, data: torch.Tensor, who: Address, step: int
     ) -> torch.Tensor:
         """The gradient at ``x``; ``step`` counts the learner's own steps."""
-        ...
 
 
 class _Apart:
@@ -65,13 +61,11 @@ class Targets(_Apart):
     distance: float = 1.0
 
     def load(self, position: int) -> torch.Tensor:
-        """The point t_p."""
         return self.distance * _random(1000 + position, self.dimension)
 
     def gradient(
         self, x: torch.Tensor, data: torch.Tensor, who: Address, step: int
     ) -> torch.Tensor:
-        """``x - t_p``."""
         return x - data
 
 
@@ -82,13 +76,11 @@ class OneTarget(_Apart):
     dimension: int = 5
 
     def load(self, position: int) -> torch.Tensor:
-        """The point."""
         return _random(999, self.dimension)
 
     def gradient(
         self, x: torch.Tensor, data: torch.Tensor, who: Address, step: int
     ) -> torch.Tensor:
-        """``x - t``."""
         return x - data
 
 
@@ -103,7 +95,6 @@ class Throw(_Apart):
     dimension: int = 5
 
     def load(self, position: int) -> torch.Tensor:
-        """Nothing."""
         return torch.zeros(0, dtype=torch.float64)
 
     def gradient(
@@ -141,13 +132,11 @@ class Marks:
         return start
 
     def load(self, position: int) -> torch.Tensor:
-        """The position itself."""
         return torch.tensor(position)
 
     def gradient(
         self, x: torch.Tensor, data: torch.Tensor, who: Address, step: int
     ) -> torch.Tensor:
-        """The mark of this position in this incarnation."""
         gradient = torch.zeros_like(x)
         incarnation = who.number * INCARNATIONS + who.incarnation
         gradient[:-1].view(self.total, -1)[int(data), incarnation] = -1 / self.rate

@@ -31,7 +31,6 @@ class ToyCluster(Cluster):
     journal: Journal = field(default_factory=MemoryJournal)
 
     def run(self) -> ToyRun:
-        """Runs to the end; raises ``DeadlockError`` if there is none."""
         self.kernel = Kernel(scheduler=self.scheduler, network=self.network, limit=self.limit)
         # Where all orders are walked nothing dies unseen, and timers would only multiply them.
         self._patient = isinstance(self.scheduler, ExhaustiveScheduler)

@@ -40,43 +40,34 @@ class ToyStorage:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters, in one piece."""
         return [self.vector.tensor]
 
     def new(self) -> TensorVector:
-        """A vector of the model's size."""
         return self.vector.like()
 
     def recycle(self, vector: TensorVector) -> None:
         """Nothing: vectors are small."""
 
     def read(self, vector: TensorVector) -> Callable[[], None]:
-        """Copies the parameters out."""
         vector.assign(self.vector)
         return lambda: None
 
     def write(self, vector: TensorVector, *, frozen: bool = False) -> None:
-        """Copies a vector in."""
         self.vector.assign(vector)
 
     def add(self, vector: TensorVector) -> None:
-        """Adds a vector."""
         self.vector.add(vector)
 
     def read_gradient(self) -> TensorVector:
-        """A copy of the gradient."""
         return self.gradient.copy()
 
     def add_gradient(self, total: TensorVector, factor: float) -> None:
-        """Adds the gradient, times a factor."""
         total.add(self.gradient, factor)
 
     def read_parameters(self) -> TensorVector:
-        """A copy of the parameters."""
         return self.vector.copy()
 
     def write_gradient(self, vector: TensorVector) -> None:
-        """Sets the gradient."""
         self.gradient.assign(vector)
 
     def update_begins(self) -> None:
@@ -93,13 +84,12 @@ class ToyUpdater:
     values: TensorVector
 
     def step(self, gradient: Vector, rates: Sequence[float]) -> None:
-        """``values = values - rate gradient``, with the roundings of the learner's own step."""
+        # Rounded as the learner's own step is.
         change = gradient.copy()
         change.scale(-rates[0])
         self.values.add(cast("TensorVector", change))
 
     def state(self) -> StateBundle:
-        """There is no state."""
         return StateBundle()
 
     def load_state(self, bundle: StateBundle) -> None:
@@ -113,24 +103,20 @@ class ToyOptimizer:
     rate: float = 0.1
 
     def learning_rate(self) -> float:
-        """The rate."""
         return self.rate
 
     def learning_rates(self) -> list[float]:
-        """The rate."""
         return [self.rate]
 
     def updater(
         self, parameters: Sequence[torch.Tensor], values: TensorVector, start: int
     ) -> ToyUpdater:
-        """Plain gradient steps on a slice."""
         return ToyUpdater(values)
 
     def restart(self) -> None:
         """There is no state."""
 
     def export(self) -> StateBundle:
-        """There is no state."""
         return StateBundle()
 
     def take_over(self, bundle: StateBundle) -> None:

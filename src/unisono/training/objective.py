@@ -34,23 +34,18 @@ class Objective(Protocol):
 
     def inputs(self, x: Tensor) -> Tensor:
         """The inputs of a minibatch as the model takes them."""
-        ...
 
     def frames(self, y: Tensor) -> int:
         """What the loss of a minibatch is a mean over."""
-        ...
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The mean loss a frame of a minibatch."""
-        ...
 
     def total(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The sum that `loss` is the mean of."""
-        ...
 
     def measure(self, model: nn.Module, x: Tensor, y: Tensor) -> Measured:
         """How well a model does."""
-        ...
 
 
 def objective_of(config: Config) -> Objective:

@@ -56,7 +56,6 @@ class Pages:
         self._page, self._policy = _build_page(feed.run.path.resolve().name)
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """One request."""
         if request.method != "GET":
             return self._change(request) if self._may_change(request) else _REFUSAL
         if not self._may_look(request):

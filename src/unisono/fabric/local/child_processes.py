@@ -34,7 +34,6 @@ class ChildExit:
 
     @property
     def how(self) -> str:
-        """In words."""
         if self.killed:
             return f"killed by {signal.Signals(-self.status).name}"
         return f"exit status {self.status}"
@@ -57,11 +56,9 @@ class ChildProcesses:
 
     @property
     def started(self) -> list[str]:
-        """Names of those that run."""
         return sorted(self._running)
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
         return time.monotonic()
 
     def start_later(
@@ -87,7 +84,6 @@ class ChildProcesses:
         self._reap(name)
 
     def pid(self, name: str) -> int:
-        """The process number of a child that runs."""
         return self._running[name][0].pid
 
     def start(

@@ -25,11 +25,9 @@ class Fork:
     pid: int
 
     def terminate(self) -> None:
-        """Asks it to end."""
         os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it."""
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:

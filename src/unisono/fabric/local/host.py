@@ -144,7 +144,6 @@ class Host:
             then()
 
     def close(self) -> None:
-        """Closes the nodes, the sockets and the thread."""
         for node in list(self._nodes.values()):
             node.close()
         if self.reactor is None:

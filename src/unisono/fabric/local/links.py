@@ -37,19 +37,15 @@ class Link(Protocol):
         self, port: str, data: bytes, vector: TensorVector | None, check: Callable[[], None] | None
     ) -> None:
         """Sends; ``check`` raises when waiting makes no sense any more; None: do not wait."""
-        ...
 
     def drop(self) -> None:
         """Ends the connection at once."""
-        ...
 
     def close(self) -> None:
         """Ends the connection after what was written."""
-        ...
 
     def join(self, patience: float) -> None:
         """Waits for the end; ends the connection anyway when that takes too long."""
-        ...
 
 
 class Inbox(Protocol):
@@ -58,11 +54,9 @@ class Inbox(Protocol):
     @property
     def vector_limit(self) -> int:
         """Bytes of the longest vector that is accepted."""
-        ...
 
     def deliver(self, port: str, message: Message) -> None:
         """A message has come."""
-        ...
 
 
 class InProcessLink:
@@ -81,7 +75,6 @@ class InProcessLink:
     def send(
         self, port: str, data: bytes, vector: TensorVector | None, check: Callable[[], None] | None
     ) -> None:
-        """Puts a copy into the receiver's queue."""
         self._credits.take(port, check)
         copy = None if vector is None else vector.copy()
         message = Message(self._sender, json.loads(data), copy, lambda: self._credits.give(port, 1))
@@ -155,15 +148,12 @@ class UnixLink:
             self._packets.write(head + b',"v":' + place + b"}", fds)
 
     def drop(self) -> None:
-        """Ends the connection at once."""
         self._reactor.call(self._packets.end)
 
     def close(self) -> None:
-        """Ends the connection after what was written."""
         self._reactor.call(self._packets.finish)
 
     def join(self, patience: float) -> None:
-        """Waits for the end; a receiver that takes nothing any more gets no more."""
         if not self._closed.wait(patience):
             self._reactor.run(self._packets.end)
 
@@ -216,7 +206,6 @@ class UnixReceiver:
         self._packets.read()
 
     def end(self) -> None:
-        """Closes."""
         self._packets.end()
 
     def _packet(self, data: bytes, fds: list[int]) -> None:

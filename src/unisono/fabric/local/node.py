@@ -68,30 +68,24 @@ class LocalNode:
 
     @property
     def address(self) -> Address:
-        """Who this node is."""
         return self._address
 
     @property
     def endpoint(self) -> str:
-        """Where other processes reach this node."""
         return self._host.endpoint
 
     def now(self) -> float:
-        """Seconds of the monotonic clock, which all processes of a host share."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Parks this thread."""
         check_may_block()
         self._over.wait(min(seconds, threading.TIMEOUT_MAX))
         self._raise_if_cancelled()
 
     def lock(self) -> threading.RLock:
-        """A thread lock."""
         return threading.RLock()
 
     def members(self) -> View:
-        """Who takes part."""
         return self._view
 
     def set_members(self, view: View) -> None:
@@ -138,14 +132,12 @@ class LocalNode:
             self._credit_changed.notify_all()
 
     def meet(self, member: Member) -> None:
-        """Learns where somebody is reached."""
         with self._lock:
             self._endpoints[member.address] = member.endpoint
         with self._credit_changed:
             self._credit_changed.notify_all()
 
     def spawn(self, name: str, activity: Callable[[], None]) -> None:
-        """Starts a thread."""
 
         def run() -> None:
             try:
@@ -163,13 +155,11 @@ class LocalNode:
             self._threads.append(thread)
 
     def port(self, port: PortName, *, members: bool = False, lost: bool = False) -> None:
-        """Opens a port."""
         opened = self._port(name_of(port))
         opened.members |= members
         opened.lost |= lost
 
     def post(self, port: PortName, body: Body) -> None:
-        """A message to oneself."""
         self._port(name_of(port)).put(Message(self._address, body))
 
     def send(
@@ -181,7 +171,6 @@ class LocalNode:
         *,
         wait: bool = True,
     ) -> None:
-        """Sends; see ``Fabric.send``."""
         assert vector is None or isinstance(vector, TensorVector)
         if wait:
             check_may_block()
@@ -205,7 +194,6 @@ class LocalNode:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of vectors that this node has sent."""
         with self._lock:
             return sum(traffic.bytes for traffic in self.traffic.values())
 
@@ -224,7 +212,6 @@ class LocalNode:
     def receive(
         self, port: PortName, from_: Address | None = None, timeout: float | None = None
     ) -> Message[Any]:
-        """The next message; see ``Fabric.receive``."""
         check_may_block()
         queue = self._port(name_of(port))
         while True:
@@ -235,11 +222,9 @@ class LocalNode:
                 return message
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
-        """Runs ``work``."""
         return work()
 
     def limit_vectors(self, nbytes: int) -> None:
-        """Accepts no longer vectors; see ``Fabric.limit_vectors``."""
         self.vector_limit = nbytes
 
     def keep_random_state(self) -> None:
@@ -253,7 +238,6 @@ class LocalNode:
         self._wake()
 
     def close(self) -> None:
-        """Cancels, joins the threads, ends the connections."""
         self.cancel(Cancelled("closed"))
         while threads := self._others():
             for thread in threads:
@@ -278,7 +262,6 @@ class LocalNode:
             return [t for t in self._threads if t is not me and t.is_alive()]
 
     def is_gone(self, address: Address) -> bool:
-        """Whether that member was declared gone."""
         return address in self._gone
 
     def deliver(self, port: str, message: Message) -> None:

@@ -53,7 +53,6 @@ class RequestSocket:
             self._socket.settimeout(0.0)
 
     def close(self) -> None:
-        """Stops listening."""
         self._socket.close()
 
 

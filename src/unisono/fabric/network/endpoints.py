@@ -41,7 +41,6 @@ class SocketAddress(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> SocketAddress:
-        """The inverse of ``str``."""
         host, colon, port = text.removeprefix("tcp:").rpartition(":")
         if not (text.startswith("tcp:") and colon and port.isdigit()):
             raise UserError(f"{text!r} is not tcp:ADDRESS:PORT, such as tcp:[fd00::7]:4711")

@@ -148,7 +148,6 @@ class TcpLink:
             self._carrying += 1
 
     def drop(self) -> None:
-        """Ends the session at once."""
         self._reactor.call(self._end)
 
     def close(self) -> None:
@@ -156,7 +155,6 @@ class TcpLink:
         self._reactor.call(self._close)
 
     def join(self, patience: float) -> None:
-        """Waits for the end; a receiver that takes nothing any more gets no more."""
         if not self._closed.wait(patience):
             self._reactor.run(self._end)
 

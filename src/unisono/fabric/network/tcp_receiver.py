@@ -84,7 +84,6 @@ class TcpReceiver:
             self.stream.read()
 
     def end(self) -> None:
-        """Ends the session."""
         self._over = True
         if self.stream is not None:
             stream, self.stream = self.stream, None

@@ -88,5 +88,4 @@ class TcpSocket:
             return len(data)
 
     def close(self) -> None:
-        """Closes."""
         self.sock.close()

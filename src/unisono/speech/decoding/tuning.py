@@ -50,7 +50,6 @@ class HypothesisDecoder(Protocol):
         self, loglikes: Sequence[Frames], scale: float, penalty: float
     ) -> Iterator[Hypothesis]:
         """Yields the best path of each utterance."""
-        ...
 
 
 def tune(

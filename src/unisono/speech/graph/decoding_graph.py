@@ -78,15 +78,12 @@ class BuildsGraph(Protocol):
     @property
     def words(self) -> list[str]:
         """The words by their labels in the graph; label 0 is none."""
-        ...
 
     def fingerprint(self) -> str:
         """The sha256 of everything that changes the graph."""
-        ...
 
     def build(self) -> Fst:
         """Builds the graph."""
-        ...
 
 
 def word_labels(lexicon: Lexicon) -> list[str]:

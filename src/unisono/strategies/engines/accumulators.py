@@ -18,23 +18,18 @@ class Accumulator(Protocol):
 
     def add(self, examples: int) -> None:
         """A minibatch of so many examples is about to be stepped on."""
-        ...
 
     def take(self, model: Vector, share: float, rounds: int) -> Vector:
         """What the shards are to apply; ``model`` is what was pulled last."""
-        ...
 
     def rates(self, share: float) -> Sequence[float]:
         """What the shards' updaters are to step with; ``share`` is this learner's in the model."""
-        ...
 
     def updater(self, values: Vector, start: int) -> Updater:
         """What applies pushes to a shard: ``values`` are the parameters from ``start`` on."""
-        ...
 
     def pull(self, model: Vector) -> None:
         """Continues from what the shards answered; ``model`` contains all that was taken."""
-        ...
 
 
 class GradientAccumulator:
@@ -48,7 +43,6 @@ class GradientAccumulator:
         self._first = self._examples = 0
 
     def add(self, examples: int) -> None:
-        """Adds the current gradient."""
         if self._total is None:
             self._total, self._first = self._replica.gradient(), max(examples, 1)
             self._examples = self._first
@@ -65,15 +59,12 @@ class GradientAccumulator:
         return total
 
     def rates(self, share: float) -> Sequence[float]:
-        """The learning rates."""
         return self._replica.learning_rates()
 
     def updater(self, values: Vector, start: int) -> Updater:
-        """The learner's own optimizer, rebuilt on the shard."""
         return self._replica.updater(values, start)
 
     def pull(self, model: Vector) -> None:
-        """Replaces the parameters."""
         self._replica.replace(model)
 
 
@@ -96,7 +87,6 @@ class ChangeAccumulator:
         self._steps = 0
 
     def add(self, examples: int) -> None:
-        """Counts the steps that are not pushed yet."""
         self._steps += 1
 
     def take(self, model: Vector, share: float, rounds: int) -> Vector:
@@ -111,11 +101,9 @@ class ChangeAccumulator:
         return change
 
     def rates(self, share: float) -> Sequence[float]:
-        """None: the steps are taken."""
         return ()
 
     def updater(self, values: Vector, start: int) -> Updater:
-        """Adds the change."""
         return Adder(values)
 
     def pull(self, model: Vector) -> None:

@@ -30,13 +30,11 @@ class ExchangePace:
             return self._fixed or max(self._every, self._least)
 
     def trained(self, examples: int) -> None:
-        """The learner has trained so many more."""
         with self._lock:
             self._examples += examples
             self._least = max(self._least, self._minibatches * examples)
 
     def exchanged(self, seconds: float) -> None:
-        """An exchange took so long."""
         now = self._fabric.now()
         with self._lock:
             span, self._since = now - self._since, now

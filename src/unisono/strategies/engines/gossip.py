@@ -114,7 +114,6 @@ class GossipParticipant(Participant):
     # The learner's thread.
 
     def start(self) -> None:
-        """Spawns the agent."""
         self.fabric.port(PORT, members=True)
         self.fabric.port(ENDED)
         self.fabric.spawn("agent", self._run)
@@ -127,7 +126,6 @@ class GossipParticipant(Participant):
         return self._entered
 
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
-        """Counts the examples since the last exchange."""
         self._examples += work.examples
         self._pace.trained(work.examples)
 
@@ -165,7 +163,6 @@ class GossipParticipant(Participant):
         self.replica.replace(bundle.vectors["parameters"])
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
-        """What the coordinator asked to keep."""
         kept, self._kept = self._kept, None
         return kept
 

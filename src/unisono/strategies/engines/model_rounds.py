@@ -44,13 +44,11 @@ class ModelRoundsParticipant(SyncParticipant):
         return super().enter(assignment)
 
     def contribute(self) -> Contribution:
-        """The parameters, weighted by the examples trained."""
         snapshot = self.replica.snapshot()
         check_finite(self.replica, snapshot.vector, self.rounds)
         return Contribution(snapshot.vector, snapshot.work)
 
     def common(self) -> Vector | None:
-        """The model of the last sync round."""
         return self.agreed
 
     def consensus(self) -> Vector | None:
@@ -59,7 +57,6 @@ class ModelRoundsParticipant(SyncParticipant):
             return None if self._agreed is None else self._agreed.copy()
 
     def state(self) -> StateBundle:
-        """The model of the last sync round, and the memory."""
         bundle = super().state()
         with self.lock:
             vectors = {"agreed": self.agreed, **self.memory}
@@ -67,7 +64,6 @@ class ModelRoundsParticipant(SyncParticipant):
         return bundle
 
     def load_state(self, bundle: StateBundle) -> None:
-        """The inverse of ``state``."""
         super().load_state(bundle)
         with self.lock:
             self.begin(bundle.vectors["agreed"])

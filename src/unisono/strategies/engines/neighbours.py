@@ -35,7 +35,6 @@ class _Interval:
     """Seconds that the agent worked for them: copies, sending, mixing; no waiting."""
 
     def add(self, partner: Address, seconds: float, nbytes: int) -> None:
-        """One more."""
         self.partners.add(partner)
         self.longest_s = max(self.longest_s, seconds)
         self.nbytes += nbytes

@@ -64,7 +64,6 @@ class PairCodec:
         return theirs
 
     def forget(self, who: Address) -> None:
-        """That one is gone."""
         self._references.pop(who, None)
 
     def _precision_with(self, other: Address) -> Precision:

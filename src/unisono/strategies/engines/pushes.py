@@ -17,36 +17,29 @@ class ServerSettings(Protocol):
     @property
     def push_every(self) -> int:
         """Minibatches a push."""
-        ...
 
     @property
     def overlap(self) -> bool:
         """Whether to compute on while a push is under way."""
-        ...
 
     @property
     def bound(self) -> int:
         """Staleness beyond which a push is dropped; 0: none."""
-        ...
 
     @property
     def shards(self) -> int:
         """Pieces of the model."""
-        ...
 
     @property
     def precision(self) -> Precision:
         """Of updates and parameters on their way."""
-        ...
 
     @property
     def warm_start(self) -> float:
         """Share of all minibatches, at the start, that one learner trains alone."""
-        ...
 
     def staleness(self, learners: int) -> int:
         """What equal learners come to."""
-        ...
 
 
 @dataclass

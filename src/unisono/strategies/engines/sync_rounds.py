@@ -171,11 +171,9 @@ class SyncParticipant(Participant):
         return StateBundle(vectors=self._collective.residuals.vectors())
 
     def load_state(self, bundle: StateBundle) -> None:
-        """The inverse of ``state``."""
         self._collective.residuals = Residuals.load(bundle.vectors)
 
     def start(self) -> None:
-        """Spawns the agent."""
         self.fabric.port(PORT)
         self.fabric.port(AGREED)
         self.fabric.spawn("agent", self._run)
@@ -222,7 +220,6 @@ class SyncParticipant(Participant):
             self.fabric.receive(AGREED)
 
     def before_minibatch(self) -> None:
-        """There is work (again)."""
         self._out_of_work = False
         if self._round_began is None:
             self._round_began = self.fabric.now()
@@ -234,7 +231,6 @@ class SyncParticipant(Participant):
         self.fabric.receive(AGREED)
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
-        """Dynamic sharding: what the coordinator asked to keep."""
         kept, self._kept = self._kept, None
         return kept
 
