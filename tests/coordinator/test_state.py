@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -24,7 +24,6 @@ from unisono.coordinator.messages import (
     Join,
     Leased,
     Mismatch,
-    Operation,
     Outdated,
     RequestAssignment,
     RequestLease,
@@ -59,12 +58,6 @@ def assignment(desk: Desk, number: int, incarnation: int = 0) -> Assigned | Wait
 def donor(answer: EntryGranted | Complete) -> Any:
     assert isinstance(answer, EntryGranted)
     return answer.donor
-
-
-@pytest.mark.parametrize("kind", get_args(Operation))
-def test_every_operation_has_a_handler(kind: type) -> None:
-    handler = vars(State)["handle"].dispatcher.dispatch
-    assert handler(kind) is not handler(object)
 
 
 def test_a_assignment_waits_until_all_have_said_what_they_come_with() -> None:

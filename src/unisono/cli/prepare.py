@@ -31,8 +31,7 @@ def prepare(
         Path | None, typer.Option(help="Lines of a word and its phones; DATA needs it.")
     ] = None,
     frames: Annotated[
-        Path | None,
-        typer.Option(help="Instead of DATA: frames and states made elsewhere, a .npz."),
+        Path | None, typer.Option(help="Instead of DATA: frames and states made elsewhere, a .npz.")
     ] = None,
     features: Annotated[
         FeatureType, typer.Option(help="Input features of the network; kaldi: those of feats.scp.")
@@ -44,8 +43,7 @@ def prepare(
         ),
     ] = None,
     no_alignment: Annotated[
-        bool,
-        typer.Option("--no-alignment", help="Do not align: for `train --objective ctc` only."),
+        bool, typer.Option("--no-alignment", help="Do not align: for `train --objective ctc` only.")
     ] = False,
     lm: Annotated[
         Path | None, typer.Option(help="An ARPA language model.", show_default="of the text")
@@ -87,8 +85,7 @@ def prepare(
     ] = TyingMethod.TREE,
     states: Annotated[int, typer.Option(help="Tied states, at most.", min=1)] = 1800,
     gaussians: Annotated[
-        int,
-        typer.Option(help="Gaussians, at most; 0: 1000, with a tree 9000.", min=0),
+        int, typer.Option(help="Gaussians, at most; 0: 1000, with a tree 9000.", min=0)
     ] = 0,
     processes: Annotated[int, typer.Option(help="Processes at a time; 0: one a core.", min=0)] = 0,
 ) -> None:

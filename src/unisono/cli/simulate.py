@@ -24,8 +24,7 @@ def simulate(
         Path, typer.Option(help="The simulation's directory; what is done in it stays done.")
     ],
     prep: Annotated[
-        Path | None,
-        typer.Argument(metavar="PREP", help="Prepared data; --timing can do without."),
+        Path | None, typer.Argument(metavar="PREP", help="Prepared data; --timing can do without.")
     ] = None,
     strategies: Annotated[
         str | None,

@@ -116,8 +116,7 @@ class NetworkConfig(ConfigTable):
         default=5, description="dnn: frames on each side of the one that is classified"
     )
     dropout: Share = Field(
-        default=0.0,
-        description="share of hidden units dropped in training; ctc: 0.2 by default",
+        default=0.0, description="share of hidden units dropped in training; ctc: 0.2 by default"
     )
     batch_norm: bool = Field(
         default=False, description="dnn, tdnn: normalise each hidden layer over the minibatch"
@@ -136,8 +135,7 @@ class NetworkConfig(ConfigTable):
         default=40, description="blstm: frames behind a chunk, for the other direction"
     )
     delay: Count = Field(
-        default=5,
-        description="lstm: frames (ctc: outputs) heard after the one that is classified",
+        default=5, description="lstm: frames (ctc: outputs) heard after the one that is classified"
     )
     subsampling: Positive = Field(default=3, description="ctc: frames from one output to the next")
     projection: Count | None = Field(
@@ -355,8 +353,7 @@ class Config(ConfigTable):
         description="frames a step of one learner; ctc: 256 an utterance, 512 by default",
     )
     processes_per_learner: Positive = Field(
-        default=1,
-        description="processes per learner; each computes a slice of every minibatch",
+        default=1, description="processes per learner; each computes a slice of every minibatch"
     )
     threads: Count = Field(
         default=0,

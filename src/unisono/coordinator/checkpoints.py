@@ -27,15 +27,15 @@ class Checkpoints:
 
     def __init__(self) -> None:
         self.number = 0
-        """Of the next one that is ordered, where there are no sync rounds to number them."""
+        """Of the next checkpoint, where there are no sync rounds to number them."""
         self.keeping: int | None = None
-        """The sync round, or the order, that is to be kept."""
+        """The number of the checkpoint that is under way: its sync round, where there are any."""
         self.asked = False
-        """Whether somebody wants one now."""
+        """Whether a person has asked for one now."""
         self._is_asked_for = False
-        """Whether the one that is due was asked for: if it is given up, another follows."""
+        """Whether the one that is due was asked for; if it is given up, another follows."""
         self._awaited: int | None = None
-        """The one that was asked for, until all of its parts are written."""
+        """The one that was asked for, until its parts are written."""
         self._reached = 0
         self._committed: dict[int, list[Range]] = {}
         self._parts: dict[int, set[Address]] = {}
@@ -45,7 +45,7 @@ class Checkpoints:
         self._errors: dict[int, str] = {}
 
     def due(self, every: int, committed: int) -> bool:
-        """Whether one was asked for, or a multiple of ``every`` passed since this last said so."""
+        """Whether one was asked for, or a multiple of ``every`` passed since the last was due."""
         if not every:
             return False
         self._is_asked_for, self.asked = self.asked, False
@@ -55,19 +55,19 @@ class Checkpoints:
         return True
 
     def fix(self, before: int, after: int, committed: Iterable[Range]) -> None:
-        """Sync rounds up to ``after`` are resolved: notes what is committed if one is kept."""
+        """Notes what is committed, if the rounds just resolved include the checkpoint's."""
         if self.keeping is not None and before <= self.keeping < after:
             self._committed[self.keeping] = list(committed)
 
-    # Where each commits by its own word.
+    # Without sync rounds.
 
     @property
     def cutting(self) -> bool:
-        """Whether somebody has still to cut."""
+        """Whether some member has still to cut."""
         return self._cutting is not None
 
     def order(self, members: Collection[Address], committed: Iterable[Range]) -> None:
-        """All members are to cut."""
+        """Begins a checkpoint: all members are to cut."""
         self.keeping, self.number = self.number, self.number + 1
         self._cutting, self._uncut = RangeSet(committed), set(members)
         self._ordered[self.keeping] = set(members)
@@ -75,13 +75,13 @@ class Checkpoints:
             self._awaited = self.keeping
 
     def add(self, owner: Address, ranges: Iterable[Range]) -> None:
-        """A learner's work was committed: it counts until the learner cuts."""
+        """Counts committed work of a learner that has not cut yet."""
         if self._cutting is not None and owner in self._uncut:
             for start, stop in ranges:
                 self._cutting.add(start, stop)
 
     def cut(self, who: Address, number: int, ranges: Sequence[Range]) -> None:
-        """A learner keeps its model, which contains ``ranges``, too."""
+        """Notes that a learner keeps its model, which contains ``ranges``, too."""
         if self._cutting is None or number != self.keeping:
             return
         self.add(who, ranges)
@@ -93,14 +93,13 @@ class Checkpoints:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether one that was asked for has still to be ordered, cut or written."""
+        """Whether a checkpoint that was asked for is not complete yet."""
         return self.asked or self.cutting or self._awaited is not None
 
     def remove(self, who: Address) -> None:
-        """A member is gone.
+        """Gives up checkpoints for which a member that is gone has not cut or written its part.
 
-        If it has not cut, what others commit of it now may be in nobody's kept model; if it has
-        not written its part, nobody will.
+        What others commit of it now may be in nobody's kept model.
         """
         given_up = {
             number
@@ -118,16 +117,15 @@ class Checkpoints:
     # Parts.
 
     def part(self, who: Address, number: int, error: str = "") -> None:
-        """A part is written; with an ``error`` it could not be."""
+        """Notes that a part is written or, with an ``error``, could not be."""
         if error:
             self._errors.setdefault(number, f"{who.name}: {error}")
         self._parts.setdefault(number, set()).add(who)
 
     def whole(self, number: int, living: Collection[Address]) -> list[Range] | None:
-        """What is committed in a checkpoint whose last part has come; None: it has not.
+        """What is committed in a checkpoint whose parts are all written, else None.
 
-        Empty: what is committed now. To be asked after each part, and when a member is gone. If a
-        part could not be written, the checkpoint is given up now that all have tried.
+        Empty: what is committed now. To be called after each part, and when a member is gone.
         """
         parts, ordered = self._parts.get(number, set()), self._ordered.get(number)
         wanted = living if ordered is None else ordered
@@ -141,7 +139,7 @@ class Checkpoints:
         return self._committed.pop(number, [])
 
     def take_error(self, number: int) -> str:
-        """Why a checkpoint whose last part has come is given up; empty: it is not."""
+        """The error for which a checkpoint is given up after its last part; empty: none."""
         error = self._errors.get(number, "")
         self._errors = {n: e for n, e in self._errors.items() if n > number}
         return error

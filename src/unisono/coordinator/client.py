@@ -32,15 +32,7 @@ from unisono.coordinator.service import BEATS, MOST_BEAT_S, PATIENCE
 from unisono.coordinator.status import Phase
 from unisono.errors import Cause
 from unisono.fabric.address import COORDINATOR
-from unisono.fabric.api import (
-    Cancelled,
-    CoordinatorFound,
-    Fabric,
-    Gone,
-    Member,
-    Rejected,
-    View,
-)
+from unisono.fabric.api import Cancelled, CoordinatorFound, Fabric, Gone, Member, Rejected, View
 
 A = TypeVar("A")
 
@@ -58,7 +50,7 @@ class Abandoned(Exception):  # noqa: N818
 
     @property
     def line(self) -> str:
-        """Why, in one line: what the coordinator itself finds is said in one."""
+        """The reason in one line; what the coordinator itself finds has only one."""
         if self.failure.who == COORDINATOR:
             return self.failure.text
         if self.failure.cause is Cause.DIVERGED:
@@ -67,16 +59,15 @@ class Abandoned(Exception):  # noqa: N818
 
 
 class CoordinatorLost(Exception):  # noqa: N818
-    """The coordinator went away and did not come back."""
+    """The coordinator was lost and did not come back in time."""
 
 
 class Client:
-    """Tells and asks the coordinator.
+    """Sends operations and requests to the coordinator.
 
-    Every operation has a number. What is not acknowledged, or still waits for its answer, is sent
-    again, in order, when the coordinator has come back; it ignores what it has already, and gives
-    the answer that was lost with it once more. ``heartbeats`` off is for explorations of all
-    schedules, where nothing dies unseen.
+    Operations are numbered. Those not acknowledged, or still waiting for an answer, are sent
+    again, in order, to a restarted coordinator; it ignores those that it has, and repeats answers
+    that were lost. Exhaustive explorations of schedules go without ``heartbeats``.
     """
 
     def __init__(self, fabric: Fabric, timeout: float, *, heartbeats: bool = True) -> None:
@@ -86,19 +77,19 @@ class Client:
         self._next = 0
         self._pending: dict[int, Numbered] = {}
         self.phase: Callable[[], Phase | None] = lambda: None
-        """What heartbeats tell of the learner."""
+        """What heartbeats report of the learner."""
         self.asked_to_leave = False
-        """Whether somebody wants this learner to leave before the end of the run."""
+        """Whether this learner is to leave before the end of the run."""
         self._wants_view = False
         self._members: tuple[Member, ...] = ()
-        """Of a view whose parts are coming."""
+        """Of a view of which not all parts have arrived."""
         fabric.port(CONTROL, members=True)
         fabric.spawn("control", self._control)
         if heartbeats:
             fabric.spawn("heartbeat", self._beat)
 
     def tell(self, operation: OfLearner, reply: str = "") -> int:
-        """Sends an operation; returns its number. The answer, if it has one, comes to ``reply``."""
+        """Sends an operation and returns its number; an answer comes to the port ``reply``."""
         with self._lock:
             sequence = self._next
             self._next += 1
@@ -116,7 +107,7 @@ class Client:
                 return answer
 
     def answer_to(self, request: Request[A], sequence: int, reply: Reply) -> A | None:
-        """The answer to a request that was sent under that number; None: it is another's."""
+        """The answer, if ``reply`` is to the request of that number, else None."""
         if reply.sequence != sequence:
             return None
         assert isinstance(reply.answer, request.answers()), reply
@@ -126,7 +117,7 @@ class Client:
         return typing.cast("A", reply.answer)
 
     def is_pending(self, sequence: int) -> bool:
-        """Whether the coordinator has not yet said that an operation is in its journal."""
+        """Whether an operation is not acknowledged yet."""
         with self._lock:
             return sequence in self._pending
 
@@ -145,7 +136,7 @@ class Client:
         return True
 
     def _acknowledged(self, sequence: int) -> None:
-        """The journal has all up to this; what waits for an answer stays until that is here."""
+        """Forgets operations up to a number, except those that wait for an answer."""
         with self._lock:
             self._pending = {
                 number: message
@@ -196,7 +187,7 @@ class Client:
             self._try(RequestView())
 
     def _collect_view(self, part: ViewPart) -> None:
-        """They come in order, unless the coordinator died between two of them."""
+        """Parts come in order, unless the coordinator died in between."""
         if part.part == 0:
             self._members = ()
         self._members += part.members

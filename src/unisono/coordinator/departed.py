@@ -1,4 +1,4 @@
-"""Those who are gone, until it is known what of their work lives on."""
+"""Members that are gone, until it is known which of their work survives."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from unisono.fabric.address import Address
 
 
 class Departed:
-    """Whose leases may not be given out again yet.
+    """Members that are gone and whose leases cannot be handed out again yet.
 
-    Work of one who is gone may be in a sync round that is not resolved, or, where each commits by
-    its own word, in the models of others, who have still to tell of it: its witnesses. A witness
-    that goes without a word may have sent the model on before, to others who had told all they
-    knew by then. So what it owed is known when everybody has told of *it*, after its last message.
+    Their work may be in a sync round that is not resolved or, without sync rounds, in the models of
+    *witnesses*, which have still to report it. A witness that is lost may have passed the model on
+    to others that had already reported. So its reports are complete when everybody has reported on
+    *it*, after its last message.
     """
 
     def __init__(self) -> None:
         self._witnesses: dict[Address, set[Address]] = {}
         self._after: dict[Address, set[Address]] = {}
-        """Witnesses that went without a word."""
+        """Witnesses that were lost before they reported."""
 
     def __bool__(self) -> bool:
         return bool(self._witnesses)
@@ -29,7 +29,7 @@ class Departed:
         return list(self._witnesses)
 
     def add(self, who: Address, witnesses: Iterable[Address]) -> None:
-        """A member is gone; it is nobody's witness any more."""
+        """Adds a member that is gone; it is nobody's witness any more."""
         for gone, waited_for in self._witnesses.items():
             if who in waited_for:
                 waited_for.discard(who)
@@ -37,13 +37,17 @@ class Departed:
         self._witnesses[who], self._after[who] = set(witnesses), set()
 
     def close(self, gone: Address, witness: Address) -> None:
-        """The witness has told all that it has of one that is gone."""
+        """Notes that a witness has reported all work of ``gone`` that it has."""
         self._witnesses.get(gone, set()).discard(witness)
 
     def freed(self, may_contain: Callable[[Address], bool]) -> list[Address]:
-        """Those of whom all is known, once; ``may_contain``: whether a sync round may have more."""
+        """Removes and returns members of whom all is known.
+
+        Args:
+            may_contain: whether an unresolved sync round may contain a member's work.
+        """
         found: list[Address] = []
-        # Those that others wait for went later: from the last to the first, one pass is enough.
+        # Members only wait for ones that went later: in reverse order one pass is enough.
         for who in reversed(list(self._witnesses)):
             waits = self._witnesses[who] or self._after[who] & set(self._witnesses)
             if not waits and not may_contain(who):

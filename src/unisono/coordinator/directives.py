@@ -1,4 +1,4 @@
-"""What the coordinator wants of learners: notices for the client, directives for the strategy."""
+"""Messages to learners that answer nothing: notices to the client, directives to the strategy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class ViewChanged:
-    """Who takes part from now on: the members of version ``since``, with these changes.
+    """Changes of the members since version ``since``.
 
-    A learner that has another version than that asks for the whole view (``RequestView``).
+    A learner that has another version asks for the whole view (``RequestView``).
     """
 
     since: int
@@ -50,7 +50,7 @@ class Acknowledged:
 
 @dataclass(frozen=True)
 class NotMember:
-    """This incarnation has no place in the run any more: it was declared dead."""
+    """This incarnation was declared dead: the learner rejoins as the next one."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Abandon:
 
 @dataclass(frozen=True)
 class AskedToLeave:
-    """The learner is to leave after its minibatch, in good order."""
+    """The learner is to leave after its current minibatch."""
 
 
 @dataclass(frozen=True)
 class CloseRound:
-    """Dynamic sharding: the members contribute what they have finished to a sync round."""
+    """Dynamic sharding: the members are to do a sync round with what they have finished."""
 
     round: int
     members: tuple[Address, ...]
     checkpoint: bool
-    """Whether its result is to be kept."""
+    """Whether its result is to be kept for a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class SendState:
 
 @dataclass(frozen=True)
 class SendResult:
-    """Members for whom a sync round broke need its result."""
+    """Members for which a sync round broke need its result."""
 
     round: int
     to: tuple[Address, ...]
@@ -92,14 +92,14 @@ class SendResult:
 
 @dataclass(frozen=True)
 class TakeSnapshot:
-    """A checkpoint: the learner keeps its model as it is."""
+    """The learner is to keep its model for a checkpoint."""
 
     checkpoint: int
 
 
 @dataclass(frozen=True)
 class Continue:
-    """All have taken their snapshot, which is to be kept; None: the checkpoint was given up."""
+    """All have taken their snapshots; None: the checkpoint was given up."""
 
     keep: int | None
 
@@ -110,11 +110,11 @@ Notice = ViewChanged | ViewPart | Acknowledged | NotMember | Abandon | AskedToLe
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """For the coordinator's own process: all parts of a checkpoint are there."""
+    """To the coordinator's own process: all parts of a checkpoint are written."""
 
     folder: str
     keep: int
     committed: Ranges
     next_round: int
     error: str = ""
-    """Why it is given up, although all have tried; empty: it is whole."""
+    """Why a part could not be written; empty: the checkpoint is complete."""

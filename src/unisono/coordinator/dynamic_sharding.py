@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from unisono.coordinator.directives import (
-    CloseRound,
-    Continue,
-    SendState,
-    TakeSnapshot,
-)
+from unisono.coordinator.directives import CloseRound, Continue, SendState, TakeSnapshot
 from unisono.coordinator.messages import (
     Answer,
     Command,
@@ -35,22 +30,22 @@ class DynamicSharding:
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._entered: set[Address] = set()
-        """Who has the run's parameters."""
+        """Learners that have the run's parameters."""
         self._first: Address | None = None
-        """The first of them."""
+        """The first of them, which is the donor."""
         self._begun_by: Address | None = None
-        """Whose own state the run began with."""
+        """The learner whose own parameters the run began with."""
         self._entering: dict[Address, Command] = {}
         self._donors: dict[Address, Address] = {}
-        """Who was told to send its state, by newcomer."""
+        """By newcomer."""
         self._requests: dict[Address, tuple[RequestLease, Command]] = {}
         self._asked: dict[Address, None] = {}
-        """Whose requests have come since leases were granted last."""
+        """Learners whose requests have come since leases were last granted."""
         self._idle: set[Address] = set()
         self._leasing = False
-        """Whether everybody has entered once."""
+        """Whether the first learners have all entered."""
         self._leased = 0
-        """Minibatches since the last round."""
+        """Minibatches leased since the last round."""
 
     @property
     def state_holders(self) -> Set[Address]:
@@ -63,18 +58,18 @@ class DynamicSharding:
 
     @property
     def witnesses(self) -> Set[Address]:
-        """Who may have the work of somebody who is gone."""
+        """Learners whose model may contain work of one that is gone."""
         return {*self._entered, *self._donors}
 
     # Newcomers.
 
     def enter(self, operation: Enter, command: Command) -> None:
-        """A learner wants the run's parameters."""
+        """Handles a learner's request for the run's parameters."""
         self._donors.pop(command.who, None)
         self._entering[command.who] = command
 
     def state_received(self, operation: StateReceived, command: Command) -> None:
-        """If its donor died, the others may have agreed without it since: then once more."""
+        """Lets a newcomer in, unless a round was completed while it received its state."""
         run = self._run
         self._donors.pop(command.who, None)
         current = operation.rounds == run.sync_rounds.resolved and not run.sync_rounds.open
@@ -102,9 +97,9 @@ class DynamicSharding:
         self._run.sync_rounds.enter(who)
 
     def _welcome(self) -> None:
-        """A newcomer gets a living learner's state, between two sync rounds.
+        """Finds donors for newcomers, between two sync rounds.
 
-        A run that is over may have a round that stays open: its members have left.
+        In a run that is over a round may stay open: its members have left.
         """
         run = self._run
         if not self._entering or (run.sync_rounds.open and not run.pool.over):
@@ -117,7 +112,7 @@ class DynamicSharding:
                 run.delivery.answer(command, Complete())
                 continue
             if who in run.restored and not run.pool.counts.committed:
-                donor = None  # It comes with its own part of the run's state.
+                donor = None  # It has loaded its own part of the checkpoint.
             elif donor is None:
                 if who != may_begin:
                     continue
@@ -133,7 +128,7 @@ class DynamicSharding:
                 run.direct(donor, SendState(who))
 
     def _is_alike(self, who: Address) -> bool:
-        """Whether a newcomer has come with the state of all others: nobody has trained yet."""
+        """Whether nobody has trained yet, and a newcomer came with the same state as the others."""
         began = self._begun_by
         return not self._leasing and began is not None and self._run.begins_like(who, began)
 
@@ -144,11 +139,11 @@ class DynamicSharding:
         self._asked[command.who] = None
 
     def idle(self, who: Address) -> None:
-        """A learner has trained all that it leased."""
+        """Notes that a learner has shared all that it leased."""
         self._idle.add(who)
 
     def advance(self, held_by_departed: Sequence[Address]) -> None:
-        """Lets newcomers in, grants leases, closes rounds and orders snapshots."""
+        """Lets newcomers in, grants leases, closes rounds and orders checkpoints."""
         run = self._run
         assert run.job is not None
         self._welcome()
@@ -170,7 +165,7 @@ class DynamicSharding:
             self._open_round(held_by_departed)
 
     def _stop_after_checkpoint(self) -> None:
-        """Where a stop was asked for: nothing more is handed out once its checkpoint is fixed."""
+        """After a request to stop: hands nothing more out once the checkpoint is determined."""
         run, checkpoints = self._run, self._run.checkpoints
         if not run.stopping or checkpoints.is_awaited:
             return
@@ -200,7 +195,7 @@ class DynamicSharding:
             run.delivery.answer(command, answer)
 
     def _answerable(self) -> list[Address]:
-        """Whose requests may have an answer by now, in the order in which they came."""
+        """Learners whose requests can be answered now, in order of arrival."""
         asked, self._asked = self._asked, {}
         if self._run.pool.over or (self._run.pool.free and not self._is_alone):
             return list(self._requests)
@@ -208,7 +203,7 @@ class DynamicSharding:
 
     @property
     def _is_alone(self) -> bool:
-        """At the start one learner may have to train by itself until all of that is committed."""
+        """Whether this is the warm start, which one learner trains by itself."""
         assert self._run.job is not None
         return len(self._run.pool.committed) < self._run.job.alone
 
@@ -229,13 +224,13 @@ class DynamicSharding:
         self._tell_close()
 
     def snapshot_taken(self, operation: SnapshotTaken, command: Command) -> None:
-        """A learner has kept its model for a checkpoint."""
+        """Notes that a learner has kept its model for a checkpoint."""
         checkpoints = self._run.checkpoints
         checkpoints.cut(command.who, operation.checkpoint, operation.ranges)
         self._tell_after_cut(checkpoints.keeping)
 
     def repeat_directives(self) -> None:
-        """What the living must be told again when the coordinator comes back."""
+        """What a restarted coordinator must tell the living again."""
         for newcomer, donor in self._donors.items():
             self._run.direct(donor, SendState(newcomer))
         if self._run.is_dynamic:
@@ -249,20 +244,20 @@ class DynamicSharding:
         return self._run.checkpoints.due(job.checkpoint_every, len(self._run.pool.committed))
 
     def _tell_cut(self) -> None:
-        """Without sync rounds: everybody keeps its model as it is."""
+        """Without sync rounds: orders everybody to keep its model for a checkpoint."""
         number = self._run.checkpoints.keeping
         if self._run.checkpoints.cutting and number is not None:
             for member in sorted(self._entered):
                 self._run.direct(member, TakeSnapshot(number))
 
     def _tell_after_cut(self, keep: int | None) -> None:
-        """All have cut, or it was given up: whoever holds back its work may go on."""
+        """All have cut, or the checkpoint was given up: learners that hold back work may go on."""
         if not self._run.checkpoints.cutting:
             for member in sorted(self._entered):
                 self._run.direct(member, Continue(keep))
 
     def _tell_close(self) -> None:
-        """The quota is spent, and everybody contributes what it has finished."""
+        """The quota is spent: everybody contributes what it has finished."""
         rounds = self._run.sync_rounds
         number = rounds.resolved
         members = rounds.participants(number) or []

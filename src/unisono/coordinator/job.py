@@ -15,18 +15,18 @@ class Sharding(Enum):
     STATIC = "static"
     """A function of seed, position and members; a slow learner is waited for."""
     DYNAMIC = "dynamic"
-    """First come, first served; the slow draw less."""
+    """First come, first served; a slow learner trains fewer minibatches."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: all learners must mean the same."""
+    """What is trained; it must be the same for all learners."""
 
     total: int
     """Positions: minibatches over all epochs."""
     sharding: Sharding
     pace: PaceSchedule
-    """Minibatches a learner between two sync rounds, by the number of the round."""
+    """Minibatches per learner between two sync rounds, by the number of the round."""
     rounds: int
     """Rounds in an assignment."""
     commits_by_round: bool
@@ -41,7 +41,7 @@ class Job:
     """Dynamic sharding: positions, at the start, that one learner trains by itself."""
 
     def differences(self, other: Job) -> str:
-        """What another learner says otherwise, in words."""
+        """How another learner's job differs, in words."""
         ours, theirs = to_plain(self), to_plain(other)
         both = [(f.name, ours.get(f.name, 0), theirs.get(f.name, 0)) for f in fields(self)]
         return ", ".join(f"{name} {one} and {two}" for name, one, two in both if one != two)

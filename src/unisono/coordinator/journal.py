@@ -1,4 +1,4 @@
-"""The coordinator's memory beyond its own death."""
+"""The journal of operations, from which a restarted coordinator recovers its state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.fabric.files import cut_torn_line
 LEAST_BYTES = 2**20
 """A journal shorter than this is not compacted."""
 GROWTH = 4
-"""How many times longer than after the last compaction a journal is when it is compacted."""
+"""A journal is compacted when it is so many times longer than after the last compaction."""
 _SNAPSHOT = "snapshot"
 
 log = logging.getLogger("unisono")
@@ -27,31 +27,31 @@ class Journal(Protocol):
 
     @property
     def snapshot(self) -> Any:
-        """The state when the journal was compacted, as plain data; None: it never was."""
+        """The state at the last compaction, as plain data; None: there was none."""
 
     @property
     def is_long(self) -> bool:
-        """Whether it is worth while to compact it."""
+        """Whether it is long enough to be compacted."""
 
     def replay(self) -> Iterator[Command]:
         """All operations since the snapshot."""
 
     def append(self, commands: Sequence[Command]) -> None:
-        """Keeps a group of operations; when it returns they survive the coordinator.
+        """Writes a group of operations; when it returns they are durable.
 
         Raises:
-            OSError: the disk does not take them; none of the group is kept.
+            OSError: the disk is full or fails; none of the group is kept.
         """
 
     def compact(self, snapshot: Any) -> None:
-        """Keeps the state, as plain data, in place of all that has led to it."""
+        """Replaces all operations by the state that they led to, as plain data."""
 
 
 class MemoryJournal:
-    """A journal for simulation, where the process that is killed is not this one."""
+    """A journal in memory, for simulation."""
 
     def __init__(self, most: int | None = None) -> None:
-        """``most``: operations after which it is compacted; None: it never is."""
+        """``most``: operations after which it is compacted; None: never."""
         self._most = most
         self._snapshot = ""
         self._lines: list[str] = []
@@ -75,7 +75,7 @@ class MemoryJournal:
 
 
 class NoJournal:
-    """For one process that is all of the run: nothing outlives it."""
+    """No journal, for a run of one process: nothing outlives it."""
 
     snapshot: Any = None
     is_long = False
@@ -92,11 +92,10 @@ class NoJournal:
 
 
 class FileJournal:
-    """One JSON line an operation; a group is on the disk before ``append`` returns.
+    """One JSON line per operation, on disk before ``append`` returns.
 
-    The first line of one that was compacted is the snapshot. It is written to another file, which
-    takes the place of the journal when all of it is on the disk: whenever the coordinator is
-    killed, one of the two is there and whole.
+    The first line of a compacted journal is the snapshot. It is written to a new file, which
+    replaces the journal once it is on disk, so that a coordinator can be killed at any time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,7 +124,7 @@ class FileJournal:
                     yield _read(line)
 
     def append(self, commands: Sequence[Command]) -> None:
-        """Writes a group, and waits for the disk; what it takes only in part is taken back."""
+        """Writes a group and waits for the disk; a partial write is undone."""
         rest = memoryview("".join(map(_line, commands)).encode())
         size = self._size + len(rest)
         if os.fstat(self._file).st_size != self._size:
@@ -141,7 +140,7 @@ class FileJournal:
         self._size = size
 
     def compact(self, snapshot: Any) -> None:
-        """Writes a new one; if the disk does not take it, the old one goes on, and grows."""
+        """Writes a new file; if that fails, the old one is kept, and grows."""
         data = (json.dumps({_SNAPSHOT: snapshot}, separators=(",", ":")) + "\n").encode()
         self._limit = max(LEAST_BYTES, GROWTH * len(data), GROWTH * self._size)
         try:
@@ -175,7 +174,7 @@ class FileJournal:
 
 
 def _sync_directory(path: Path) -> None:
-    """Waits until the directory says which file has a name."""
+    """Waits until the renaming is on disk."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
@@ -184,7 +183,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _snapshot_of(line: bytes) -> Any:
-    """The snapshot in the first line of a journal; None: it is an operation."""
+    """The snapshot in the first line of a journal, or None if that is an operation."""
     return json.loads(line)[_SNAPSHOT] if line.startswith(f'{{"{_SNAPSHOT}":'.encode()) else None
 
 

@@ -1,4 +1,4 @@
-"""Who takes part, as the learners are told: changes to those who know the rest, or all of it."""
+"""Tells learners who the members are: changes, or the whole view to those that missed one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from unisono.fabric.address import Address
 from unisono.fabric.api import BODY_LIMIT, Member, View
 
 PART_BYTES = BODY_LIMIT // 2
-"""Of the members in one message, at most."""
+"""Bytes of members in one message, at most."""
 AT_ONCE = 50
-"""Members that are told of each change at once."""
+"""Up to so many members each change is sent at once."""
 PAUSE_S = 1e-4
-"""Seconds after each round of messages, for each member beyond those: changes come together then,
-and telling all of them takes at most a part of the coordinator's time."""
+"""Seconds to wait after each broadcast for each member beyond ``AT_ONCE``: changes are batched
+then, and broadcasting them takes a bounded part of the coordinator's time."""
 
 
 class Membership:
-    """Tells learners of changes of the view, once they are in the journal.
+    """Sends learners changes of the view, once they are in the journal.
 
-    Each change goes to all who were told of the view before; who has just joined is sent the whole
-    view, as is who asks for it.
+    A learner that has just joined, or asks for it, gets the whole view.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -33,18 +32,18 @@ class Membership:
         self._not_before = now()
 
     def wait_s(self, view: View) -> float | None:
-        """Seconds until a view may be told; None: it has been."""
+        """Seconds until a view may be sent; None: it has been."""
         if view.version == self._told.version:
             return None
         return max(0.0, self._not_before - self._now())
 
     def restart(self, view: View) -> list[Output]:
-        """A coordinator that has come back does not know what its learners were told."""
+        """After a restart, when it is unknown which view learners have: makes them ask for it."""
         self._told = view
         return _to_all(view.addresses(), ViewChanged(view.version, view.version))
 
     def tell(self, view: View) -> list[Output]:
-        """What is to be sent by now."""
+        """The messages that are due."""
         if self.wait_s(view) != 0.0:
             return []
         gone, joined = view.changes_since(self._told)
@@ -58,7 +57,7 @@ class Membership:
         return self._whole(view.addresses())
 
     def whole(self, to: Address) -> list[Output]:
-        """The view that all were told last, for one who has missed a change."""
+        """The view that was sent last, for a learner that has missed a change."""
         return self._whole([to]) if to in self._told.addresses() else []
 
     def _whole(self, to: Iterable[Address]) -> list[Output]:
@@ -85,5 +84,4 @@ def _parts(members: tuple[Member, ...]) -> Iterator[tuple[Member, ...]]:
 
 
 def _nbytes(members: Iterable[Member]) -> int:
-    """On the wire."""
     return sum(len(str(m.address)) + len(json.dumps(m.endpoint)) + 6 for m in members)

@@ -1,9 +1,8 @@
-"""The coordinator's protocol: what learners tell and ask it, and what it answers.
+"""The coordinator's protocol: operations of learners, and the coordinator's answers.
 
 Learners send ``Numbered`` operations, which go into the journal as ``Command``, and ``Heartbeat``,
-``RequestView`` and ``Event``, which do not. A ``Request`` is an operation that is answered, with
-one of the types that it names. What the coordinator wants of learners is in
-``unisono.coordinator.directives``.
+``RequestView`` and ``Event``, which do not. A ``Request`` is an operation that is answered with one
+of the types that it names. Messages that answer nothing are in ``unisono.coordinator.directives``.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Opened:
-    """The learner wants to train what the others do."""
+    """The learner's job is that of the others."""
 
     new: bool
-    """Whether it is the first to say what that is."""
+    """Whether it is the first to open the job."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The learner wants to train something else than the others."""
+    """The learner's job differs from that of the others."""
 
     reason: str
 
@@ -65,13 +64,12 @@ class Left:
     """The learner is no member any more."""
 
     leads: bool = False
-    """Whether it sees to the model: it has been told to (and may not have heard of it), or no other
-    is left and none has been told."""
+    """Whether it is the leader, or the last to leave where none was chosen."""
 
 
 @dataclass(frozen=True)
 class Synced:
-    """Everything that the learner has told is in the journal."""
+    """All earlier operations of the learner are in the journal."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Leased:
 
 @dataclass(frozen=True)
 class Wait:
-    """There is nothing to train at the moment."""
+    """There is nothing to lease or assign at the moment."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +98,12 @@ class Complete:
     leader: Address | None = None
     """The learner that sees to the final model."""
     stopped: bool = False
-    """Whether a learner has stopped the run, and some positions were never handed out."""
+    """Whether the run was stopped before all positions were handed out."""
 
 
 @dataclass(frozen=True)
 class EntryGranted:
-    """Who sends the newcomer its state; None: it has the run's state already."""
+    """The donor of the newcomer's state; None: it has the run's state already."""
 
     donor: Address | None
 
@@ -117,12 +115,12 @@ class Entered:
 
 @dataclass(frozen=True)
 class Outdated:
-    """The state that the newcomer received is out of date: it must enter once more."""
+    """A round was completed since the donor sent its state: the newcomer must enter again."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """The living do the sync round again."""
+    """The living members do the sync round again."""
 
     round: int
     attempt: int
@@ -131,7 +129,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Fetch:
-    """The result of the sync round comes from a member that has it."""
+    """A member has the result of the sync round, and sends it."""
 
     round: int
     source: Address
@@ -179,28 +177,28 @@ class Join(Request[Admitted]):
 
 @dataclass(frozen=True)
 class Open(Request[Opened | Mismatch]):
-    """Says what is to be trained, and from where it goes on."""
+    """Sends the job, and what was committed before a resumption."""
 
     job: Job
     committed: Ranges
     round: int
     digest: str = ""
-    """Of the state that it comes with: who begins with the same needs no donor."""
+    """Of the state that it comes with; a learner with the same one needs no donor."""
 
 
 @dataclass(frozen=True)
 class Retire(Request[Left]):
-    """The learner did not get its state, and has trained nothing; it comes back as a newcomer."""
+    """The learner did not get its state; it comes back as a newcomer."""
 
 
 @dataclass(frozen=True)
 class Leave(Request[Left]):
-    """Leaves, once nothing of it is uncommitted."""
+    """Leaves, once all its work is committed."""
 
 
 @dataclass(frozen=True)
 class Sync(Request[Synced]):
-    """Waits until everything that was told before is in the journal."""
+    """Waits until all earlier operations are in the journal."""
 
 
 @dataclass(frozen=True)
@@ -235,14 +233,14 @@ class StateReceived(Request[Entered | Outdated]):
 
 @dataclass(frozen=True)
 class RoundBroken(Request[Retry | Fetch]):
-    """A sync round broke for this learner; it has the results of all before."""
+    """A sync round broke for this learner, which has the results of all before."""
 
     round: int
 
 
 @dataclass(frozen=True)
 class RoundCompleted:
-    """This learner has the results of all rounds up to this one; what went into them."""
+    """This learner has the results of all rounds up to this one, and what went into them."""
 
     round: int
     notes: Notes
@@ -251,21 +249,21 @@ class RoundCompleted:
 
 @dataclass(frozen=True)
 class Commit:
-    """Work, by its owners, whose effect is in state that survives them."""
+    """Work, by owner, whose effect is in state that survives the owners."""
 
     notes: Notes
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Positions that were computed, and no step was taken."""
+    """Positions that were computed without a step being taken."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Nothing more is to be handed out: the run ends when what was is committed."""
+    """Nothing more is to be handed out; the run ends when all that was is committed."""
 
 
 @dataclass(frozen=True)
@@ -282,14 +280,14 @@ class Idle:
 
 @dataclass(frozen=True)
 class Closed:
-    """The learner has told all that it has of one that is gone."""
+    """The learner has reported all work that it has of one that is gone."""
 
     gone: Address
 
 
 @dataclass(frozen=True)
 class SnapshotTaken:
-    """The learner keeps its model for a checkpoint; it contains this, too, uncommitted."""
+    """The learner keeps its model for a checkpoint, with this uncommitted work in it."""
 
     checkpoint: int
     ranges: Ranges
@@ -303,12 +301,12 @@ class PartWritten:
     folder: str
     keep: int
     error: str = ""
-    """Why it could not be written; empty: it is."""
+    """Why it could not be written; empty: it was."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Something went wrong that ends the run, or this learner alone; a traceback, or one line."""
+    """An error that ends the run, or this learner alone; a traceback, or one line."""
 
     cause: Cause
     text: str
@@ -316,7 +314,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class ReportMalformed:
-    """Another member has sent this one something malformed."""
+    """Another member has sent this learner a malformed message."""
 
     who: Address
     why: str
@@ -353,7 +351,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class StartWithoutMissing:
-    """Not all who were expected have come; the run begins without them."""
+    """The run begins without those expected learners that have not joined."""
 
 
 Asked = (
@@ -387,7 +385,7 @@ Operation = OfLearner | Lost | StartWithoutMissing | Requested
 
 @dataclass(frozen=True)
 class Numbered:
-    """An operation of a learner: the next of its numbers, and where it wants the answer."""
+    """A learner's operation with its number, and the port for the answer."""
 
     sequence: int
     operation: OfLearner
@@ -396,16 +394,16 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The learner lives."""
+    """The learner is alive."""
 
     endpoint: str
     phase: Phase | None = None
-    """What it is doing; None: it does not say."""
+    """What it is doing; None: unknown."""
 
 
 @dataclass(frozen=True)
 class RequestView:
-    """The learner has missed a change of the members: it needs the whole view."""
+    """The learner has missed a change of the view, and needs all of it."""
 
 
 @dataclass(frozen=True)
@@ -418,7 +416,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Command:
-    """An operation as it is applied and kept: of a member, or of the coordinator about one."""
+    """An operation as it is applied and journaled: of a member, or of the coordinator about one."""
 
     who: Address
     operation: Operation

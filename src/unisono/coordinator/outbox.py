@@ -1,4 +1,4 @@
-"""Messages to learners that never make the coordinator wait."""
+"""Sends messages to learners without blocking the coordinator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from unisono.fabric.address import Address
 from unisono.fabric.api import Fabric, Full, Gone
 
 RETRY_S = 0.02
-"""Seconds between two tries, while somebody has no room."""
+"""Seconds between two tries, while a receiver has no credit left."""
 
 
 class Outbox:
     """Sends at once where there is credit; keeps the rest, in order for each learner and port.
 
-    Changes of the members that wait for a learner become one: that it must ask for the whole view.
+    Changes of the view that wait are replaced by one that makes the learner ask for the whole view.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -47,7 +47,7 @@ class Outbox:
                 del self._waiting[key]
 
     def forget(self, learner: Address) -> None:
-        """The learner is dead: nothing for it is kept."""
+        """Drops what is kept for a learner that is dead."""
         for key in [key for key in self._waiting if key[0] == learner]:
             del self._waiting[key]
 

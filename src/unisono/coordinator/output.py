@@ -8,11 +8,11 @@ from unisono.coordinator.messages import Body
 from unisono.fabric.address import Address
 
 STRATEGY = "strategy"
-"""The port of a learner's strategy: whatever the coordinator wants of it comes there."""
+"""The port of a learner's strategy, for directives."""
 
 
 class Output(NamedTuple):
-    """Whom to tell what."""
+    """A message and its receiver."""
 
     to: Address
     port: str

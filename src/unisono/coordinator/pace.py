@@ -31,7 +31,7 @@ from unisono.fabric.address import Address
 OVERHEAD = 0.05
 """What rounds may cost, as a share of the computing."""
 LEAST_SHARE = 16
-"""Minibatches a learner between two rounds where a round costs little; the pace of the start."""
+"""Minibatches per learner between rounds where a round costs little; also the initial pace."""
 MOST_SHARE = 64
 """The rarest pace that needs no more examples than ``LEAST_SHARE`` (docs/evidence.md)."""
 MEASURED = 4
@@ -71,12 +71,12 @@ class Pace:
         return self.schedule[-1][1]
 
     def measured(self, who: Address, timing: RoundTiming | None) -> None:
-        """A member's measurement of its last rounds."""
+        """Adds a member's measurement of its last round."""
         if self.adaptive and timing is not None and timing.minibatches > 0:
             self._timings.setdefault(who, []).append(timing)
 
     def at(self, round_: int, members: Sequence[Address]) -> int:
-        """The pace from a round on; a new one is chosen when every member has measured."""
+        """The pace from a round on; a new one is chosen once every member has measured enough."""
         if self.adaptive:
             counts = [len(self._timings.get(member, [])) for member in members]
             measured = min(counts, default=0) >= MEASURED
@@ -87,7 +87,7 @@ class Pace:
         return next(share for first, share in reversed(self.schedule) if first <= round_)
 
     def _choose(self, members: Sequence[Address]) -> int:
-        """At most twice as rare as before: the first rounds are slow for other reasons, too."""
+        """The pace by measurement, at most twice as rare as before: first rounds are slower."""
         cost = min(statistics.median(t.round_s for t in self._timings[m]) for m in members)
         step = statistics.median(
             t.compute_s / t.minibatches for m in members for t in self._timings[m]
@@ -98,5 +98,5 @@ class Pace:
             wanted = min(wanted, max(MOST_SHARE, ratio))
         rounded = max(math.ceil(2.0 ** math.ceil(math.log2(wanted))), LEAST_SHARE)
         if self.share // 4 < rounded <= self.share:
-            rounded = self.share  # What is measured varies: a pace that fits stays.
+            rounded = self.share  # Measurements vary: keep a pace that is close enough.
         return max(1, min(rounded, 2 * self.share, self.most))

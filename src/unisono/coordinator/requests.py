@@ -1,4 +1,4 @@
-"""What people ask of a run while it runs, and the file by which its coordinator hears of it."""
+"""Requests of people to a running run, and the file in which the coordinator finds them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Protocol
 
 
 class Action(Enum):
-    """What can be asked."""
+    """What can be requested."""
 
     ADD = "add"
-    """A learner more; whoever starts learners has done it, and the coordinator tells of it."""
+    """Add a learner; the launcher has started it, and the coordinator writes the event."""
     REMOVE = "remove"
-    """A learner leaves before the end."""
+    """A learner is to leave before the end."""
     CHECKPOINT = "checkpoint"
     STOP = "stop"
     """The run ends after its next checkpoint."""
@@ -24,7 +24,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Requested:
-    """Somebody has asked for something; the requests of a run are numbered from 1."""
+    """A request; those of a run are numbered from 1."""
 
     number: int
     action: Action
@@ -32,14 +32,14 @@ class Requested:
 
 
 class Requests(Protocol):
-    """Where a coordinator finds what it is asked."""
+    """Where the coordinator finds requests."""
 
     def since(self, count: int) -> list[Requested]:
         """All but the first so many requests."""
 
 
 class RequestFile:
-    """Requests, a line each, in a file that outlives a coordinator: one process appends to it."""
+    """Requests in a file, a line each, to which one process appends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

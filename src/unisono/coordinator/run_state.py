@@ -18,7 +18,7 @@ from unisono.pool.pool import Pool
 
 
 class RunState:
-    """The facts of one run. Static and dynamic sharding read and change them, each its own way."""
+    """The facts of one run, which static and dynamic sharding read and change."""
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
@@ -34,7 +34,7 @@ class RunState:
         self.lost: list[Address] = []
         self.joined = 0
         self.endpoints: dict[Address, str] = {}
-        """Where everybody who has ever joined is reached."""
+        """The endpoints of all who have ever joined."""
         self.metrics = ""
         """The file that the first learner named for the run's events."""
         self.diverged: set[Address] = set()
@@ -42,14 +42,14 @@ class RunState:
         self.started = False
         self.first_round = 0
         self.restored: set[Address] = set()
-        """Who has come with the state of the checkpoint from which the run goes on."""
+        """Learners that came with the state of the checkpoint that the run was resumed from."""
         self.opened: dict[Address, str] = {}
-        """Who has said what it wants to train, with the digest of the state that it came with."""
+        """Learners that have sent their job, with the digest of the state that they came with."""
         self.trained_before: set[Address] = set()
-        """Who trained something in an earlier incarnation, by its address without that."""
+        """Learners that trained something in an earlier incarnation, with incarnation 0."""
         self.leader: Address | None = None
         self.requests = 0
-        """How many requests of people were taken."""
+        """How many requests of people were handled."""
         self.removed: set[int] = set()
         """Numbers of learners that are to leave, or have left, before the end."""
         self.unasked = False
@@ -76,15 +76,15 @@ class RunState:
         return self.is_dynamic and self.job is not None and not self.job.commits_by_round
 
     def is_fresh(self, who: Address) -> bool:
-        """Whether a learner has trained nothing in an earlier life that was returned since."""
+        """Whether nothing that a learner trained in an earlier incarnation was returned."""
         return who._replace(incarnation=0) not in self.trained_before
 
     def first_donor(self, candidates: Collection[Address]) -> Address | None:
-        """Who may begin with its own parameters when nobody living has the run's.
+        """Who may begin with its own parameters when no living learner has the run's.
 
-        Only before anything is committed: later, what is committed would be lost unseen. And only a
-        learner that has not trained in an earlier life: what it trained then was returned, and
-        would come in twice.
+        Only before anything is committed, or committed work would be lost silently. And only a
+        learner that has not trained in an earlier incarnation: what it trained then was returned,
+        and would count twice.
         """
         if self.pool.counts.committed:
             return None
@@ -97,16 +97,16 @@ class RunState:
         return bool(digest) and digest == self.opened.get(other)
 
     def share(self, round_: int) -> int:
-        """Minibatches a learner from a round on."""
+        """Minibatches per learner and round, from a round on."""
         assert self.job is not None
         self.pace.most = max(1, self.job.total // (len(self.learners) * LEAST_ROUNDS))
         return self.pace.at(round_, self.learners)
 
     def complete(self, holders: Collection[Address]) -> Complete:
-        """Everything is committed; the first who has the model is to see to it."""
+        """Everything is committed: names the leader, the first learner that has the model."""
         if self.leader is None:
             if self.pool.counts.leased == 0:
-                # Everything was committed before: all have the model from their checkpoint.
+                # All was committed before the run was resumed: every checkpoint holds the model.
                 holders = self.learners
             able = [a for a in self.learners if a in holders]
             staying = [a for a in able if a.number not in self.removed]

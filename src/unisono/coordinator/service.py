@@ -47,17 +47,17 @@ from unisono.pool.ranges import count
 BEATS = 5
 """Heartbeats in one timeout, at least."""
 MOST_BEAT_S = 2.0
-"""Seconds between two of them, at most: a learner that has become slow is to be seen soon."""
+"""Seconds between heartbeats, at most, so that a slow learner is noticed soon."""
 PATIENCE = 6
-"""Timeouts to wait for somebody who is away: the coordinator, or the last learner."""
+"""Timeouts to wait for the coordinator, or for the last learner that has the model."""
 
 JOURNAL_RETRY_S = 0.5
 """Seconds between two tries to write the journal."""
 STAY_S = 1.0
-"""Seconds for which a coordinator that has come back serves, even if nobody is left."""
+"""Seconds for which a restarted coordinator serves even if no learner is left."""
 
 _TOLD = (Join, Leave, Lost, Failed, Requested)
-"""Operations that the metrics tell of."""
+"""Operations that are written to the metrics."""
 
 log = logging.getLogger("unisono")
 
@@ -68,14 +68,14 @@ OnCheckpoint = Callable[[CheckpointWritten], None]
 class Service:
     """Runs the state machine.
 
-    ``timeout`` is the one time that the user sets: a learner that is silent for so long is declared
-    dead. A killed process is seen at once: by the end of its connection on one host, by its place,
-    where nobody listens any more, on several. ``fixed``: nobody may be lost, or the run has failed.
-    A run begins when the ``expected`` learners are there; who has not come after a while is not
-    waited for, unless the run ``waits_for_all``, because whoever starts them sees to it that they
-    come. It ``announces`` losses where no launcher does. Events go to ``sink``, or to what
-    ``open_sink`` makes of a path that the learners name; they have the time since the run
-    ``began``, maybe in an earlier life of the coordinator. ``requests`` is what people ask.
+    A learner that is silent for ``timeout`` seconds is declared dead. A killed process is noticed
+    at once: on one host by the end of its connection, on several since nobody listens at its
+    endpoint any more. With ``fixed`` any loss fails the run. A run begins when the ``expected``
+    learners have joined, or without the missing ones after a while, unless it ``waits_for_all``
+    because their launcher sees to it that they come. It ``announces`` losses where no launcher
+    does. Events go to ``sink``, or to what ``open_sink`` makes of a path that the learners name,
+    with the time since the run ``began``, which may be before a restart of the coordinator.
+    ``requests`` are those of people.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Service:
         self._open_sink = None if sink is not None else open_sink
         self._on_checkpoint = on_checkpoint or (lambda body: None)
         self._seen: dict[Address, float] = {}
-        """When a learner was heard last; who was silent for longest comes first."""
+        """When each learner was last heard, the longest silent first."""
         self._outbox = Outbox(fabric)
         self._membership = Membership(fabric.now)
         self._unacknowledged: dict[Address, int] = {}
@@ -121,11 +121,11 @@ class Service:
         self._diverged: set[Address] = set()
         self._status: Status | None = None
         if sink is not None or open_sink is not None:
-            self._status = Status(self._tell, min(timeout / BEATS, MOST_BEAT_S))
+            self._status = Status(self._write_event, min(timeout / BEATS, MOST_BEAT_S))
         fabric.port(PORT, lost=True)
 
     def run(self) -> None:
-        """Serves until everybody who came has left, or nobody of the lost came back."""
+        """Serves until all who joined have left, or none of the lost has come back in time."""
         self._replay()
         while not self.over:
             commands = self._drop_impossible(self._collect())
@@ -133,30 +133,30 @@ class Service:
             commands += self._find_silent()
             commands += self._start_without_the_missing()
             commands += self._give_up_orphans()
-            commands += self._fail_of_a_loss(commands)
+            commands += self._fail_after_loss(commands)
             commands += self._take_requests()
             outputs: list[Output] = []
             for command in commands:
                 if isinstance(command.operation, _TOLD):
-                    self._tell_of(command)
+                    self._write_event_of(command)
                 outputs += self.state.apply(command)
             if commands and not self._record(commands):
                 outputs = self._stop_without_journal()
             if self._journal.is_long:
                 self._journal.compact(freeze(self.state))
             if commands and not self.state.learners:
-                # Before the last one is told that it has left: it may close the metrics then.
+                # Before the last learner hears that it has left, and may close the metrics.
                 self._tell_status(last=True)
             for output in self._membership.tell(self.state.view) + outputs:
                 self._send(output)
             self._acknowledge(commands)
             self._tell_status()
-        self._say_last_words()
+        self._deliver_last_answers()
 
     def _record(self, commands: list[Command]) -> bool:
-        """Puts a group into the journal; nothing follows from it before it is there.
+        """Writes a group to the journal; its messages are sent only after that.
 
-        While the disk is full all wait, as they do for a coordinator that was killed, and as long.
+        While the disk is full all wait, as long as they would for a killed coordinator.
         """
         began = self._fabric.now()
         warned = False
@@ -179,7 +179,7 @@ class Service:
             self._fabric.sleep(JOURNAL_RETRY_S)
 
     def _stop_without_journal(self) -> list[Output]:
-        """What is not in the journal did not happen: the run ends, and a checkpoint is the rest."""
+        """What is not in the journal did not happen: the run fails, and can be resumed."""
         self._journal = NoJournal()
         reason = (
             f"the coordinator's journal could not be written for {PATIENCE * self._timeout:g} s "
@@ -188,8 +188,8 @@ class Service:
         failed = Failed(Cause.DISK_FULL, reason)
         return self.state.apply(Command(self._fabric.address, failed))
 
-    def _say_last_words(self) -> None:
-        """Who is leaving waits for its answer; it has as long as a silent learner has."""
+    def _deliver_last_answers(self) -> None:
+        """Delivers the answers that leaving learners wait for; gives up after the timeout."""
         deadline = self._fabric.now() + self._timeout
         while not self._outbox.empty and self._fabric.now() < deadline:
             self._fabric.sleep(RETRY_S)
@@ -197,7 +197,7 @@ class Service:
 
     @property
     def over(self) -> bool:
-        """Whether nobody is left of those who came, and nobody is expected back."""
+        """Whether all who joined are gone, and none is expected back."""
         if self.state.joined == 0 or self.state.learners:
             self._deserted = None
             return False
@@ -213,7 +213,7 @@ class Service:
         for who, endpoint in self.state.endpoints.items():
             self._fabric.meet(Member(who, endpoint))
         if self.state.joined:
-            # Who left last may not have been told before the coordinator died.
+            # The last to leave may not have heard its answer before the coordinator died.
             self._stay_until = now + STAY_S
         self._note_metrics(self.state.metrics)
         self._diverged = set(self.state.diverged)
@@ -223,7 +223,7 @@ class Service:
             self._send(output)
 
     def _collect(self) -> list[Command]:
-        """All messages that are there, waiting for the first."""
+        """Waits for a message, and takes all that have arrived."""
         commands: list[Command] = []
         if not self._outbox.empty:
             self._outbox.flush()
@@ -255,14 +255,14 @@ class Service:
         if isinstance(body, Rejected):
             return self._drop(body.who, body.why)
         if isinstance(body, Event):
-            self._tell(body.name, body.fields)
+            self._write_event(body.name, body.fields)
             return None
         if isinstance(body, RequestView):
             for output in self._membership.whole(sender):
                 self._send(output)
             return None
         if sender not in self.state.learners:
-            return self._take_of_stranger(sender, body, None)
+            return self._take_from_non_member(sender, body, None)
         self._note_seen(sender)
         if self._status is not None:
             self._status.heard(sender, body.phase)
@@ -276,7 +276,7 @@ class Service:
         if isinstance(operation, Join) and self.state.may_join(sender):
             self._fabric.meet(Member(sender, operation.endpoint))
         elif sender not in self.state.learners:
-            return self._take_of_stranger(sender, body, command)
+            return self._take_from_non_member(sender, body, command)
         self._note_seen(sender)
         return command
 
@@ -284,18 +284,18 @@ class Service:
         self._seen.pop(who, None)
         self._seen[who] = self._fabric.now()
 
-    def _take_of_stranger(
+    def _take_from_non_member(
         self, sender: Address, body: Numbered | Heartbeat, command: Command | None
     ) -> Command | None:
-        """Of one that is no member, or no longer: it is told so, unless that is as it should be."""
+        """A message of a non-member, who is told so unless it joins or leaves just now."""
         if sender not in self.state.lost:
             if command is None:
-                return None  # It is about to join, or has just left.
+                return None  # It is joining, or has just left.
             assert command.sequence is not None
             if command.sequence <= self.state.acknowledged(sender):
-                return command  # It has left, and was not told.
+                return command  # It has left, and its answer was lost.
             if not self.state.may_join(sender):
-                return None  # It has left; what its strategy still says is no matter.
+                return None  # It has left; late messages of its strategy do not matter.
         where = body if isinstance(body, Heartbeat) else body.operation
         if isinstance(where, Heartbeat | Join):
             self._fabric.meet(Member(sender, where.endpoint))
@@ -303,10 +303,10 @@ class Service:
         return None
 
     def _goes_on_without(self, who: Address, failed: Failed) -> bool:
-        """Whether a learner that has diverged leaves a run that has not.
+        """Whether the run goes on without a learner that has diverged.
 
-        Others must have the model. Once half of the learners, and at least two, have diverged, it
-        is the run that has.
+        Others must have the model. Once half of the learners, and at least two, have diverged, the
+        run has.
         """
         if failed.cause is not Cause.DIVERGED or self._fixed or self.state.failure is not None:
             return False
@@ -317,16 +317,13 @@ class Service:
         return bool(others) and len(self._diverged) < max(2, (self.state.expected + 1) // 2)
 
     def _drop(self, who: Address, why: str) -> Command | None:
-        """One that sends malformed messages has no place in the run, nor in its next incarnation.
-
-        It is told so, and need not come back: it would do the same again.
-        """
+        """Removes a learner that sends malformed messages, and tells it not to come back."""
         text = f"it sent a malformed message ({why}): is it another version of Unisono?"
         self._notify(who, Abandon(Failure(who, Cause.EXCEPTION, text)))
         return Command(who, Lost(LossReason.MALFORMED)) if who in self.state.learners else None
 
     def _drop_impossible(self, commands: Iterable[Command]) -> list[Command]:
-        """Drops members that say what none can mean, and takes nothing more of them."""
+        """Drops members that send impossible operations, with all that they sent after."""
         kept: list[Command] = []
         dropped: set[Address] = set()
         for command in commands:
@@ -341,25 +338,25 @@ class Service:
         return kept
 
     def _drop_malformed(self, commands: Iterable[Command]) -> list[Command]:
-        """Those of whom other members say so."""
+        """Drops learners of whose malformed messages others have complained."""
         reports = [c.operation for c in commands if isinstance(c.operation, ReportMalformed)]
         if not reports:
             return []
         dropped = [self._drop(r.who, r.why) for r in reports if r.who in self.state.learners]
         return [command for command in dropped if command is not None]
 
-    def _tell(self, event: str, fields: dict[str, Any]) -> None:
-        """Writes a line of the metrics."""
+    def _write_event(self, event: str, fields: dict[str, Any]) -> None:
+        """Writes an event to the metrics."""
         if log.isEnabledFor(logging.DEBUG):
             log.debug("unisono: %s %s", event, fields)
         self._sink({**fields, "event": event, "time": self._fabric.now() - self._began})
 
-    def _tell_of(self, command: Command) -> None:
-        """Lets metrics and outbox know who comes and who goes, and why the run ends."""
+    def _write_event_of(self, command: Command) -> None:
+        """Writes to the metrics who joins, leaves or is lost, and why the run fails."""
         who, operation = command.who, command.operation
         if isinstance(operation, Requested):
             asked = {"learner": operation.learner, "action": operation.action.value}
-            self._tell("requested", asked)
+            self._write_event("requested", asked)
             return
         if isinstance(operation, Join):
             self._note_metrics(operation.metrics)
@@ -369,29 +366,31 @@ class Service:
         is_member = who in self.state.learners
         if isinstance(operation, Join) and not is_member:
             where = {"host": operation.host, "device": operation.device}
-            self._tell("joined", {**about, "reason": "", **where})
+            self._write_event("joined", {**about, "reason": "", **where})
         elif isinstance(operation, Leave) and is_member:
-            self._tell("leaves", {**about, "reason": ""})
+            self._write_event("leaves", {**about, "reason": ""})
         elif isinstance(operation, Lost) and is_member:
             why = {"reason": str(operation), "cause": operation.reason.value}
-            self._tell("lost", about | why)
+            self._write_event("lost", about | why)
             goes_on = self.state.failure is None and len(self.state.learners) > 1
             if self._announces and goes_on:
                 log.warning("unisono: %s was lost (%s); the others go on", who.name, operation)
         elif isinstance(operation, Failed) and self.state.failure is None:
             lines = operation.text.strip().splitlines() or [""]
-            self._tell("failed", {**about, "reason": lines[-1], "cause": operation.cause.value})
+            self._write_event(
+                "failed", {**about, "reason": lines[-1], "cause": operation.cause.value}
+            )
 
     def _note_metrics(self, path: str) -> None:
-        """Where the learners want the run's events, if it was not said at the start."""
+        """Opens the file that the learners named for the run's events, if none was given."""
         if path and self._open_sink is not None:
             try:
                 self._sink = self._open_sink(path)
             except (OSError, UserError) as error:
                 log.warning("unisono: no metrics in %s: %s", path, error)
             self._open_sink = None
-            if not self.state.metrics:  # not after a restart: a resumed run has a new clock
-                self._tell("start", {"learner": None, "lines": [], "simulated": False})
+            if not self.state.metrics:  # not after a restart of the coordinator
+                self._write_event("start", {"learner": None, "lines": [], "simulated": False})
 
     def _tell_status(self, *, last: bool = False) -> None:
         now = self._fabric.now()
@@ -400,14 +399,13 @@ class Service:
             self._status.tell(now, self.state.pool, seen)
 
     def _find_silent(self) -> list[Command]:
-        """Those to be declared dead; the last that has the model is waited for longer.
+        """Declares silent learners dead.
 
-        Nobody could go on without it, so its death would end the run; paused or cut off, it may
-        come back, and goes on where it was.
+        The last one that has the model is given longer, since its death would end the run.
         """
         now = self._fabric.now()
         if now - self._looked > self._timeout / 2:
-            # The coordinator itself was stopped: it cannot have heard anybody.
+            # The coordinator itself was paused, and heard nobody.
             self._seen = dict.fromkeys(self._seen, now)
         self._looked = now
         late = now - self._timeout
@@ -445,8 +443,8 @@ class Service:
         reason = "every learner that had the model is gone; go on from a checkpoint with --resume"
         return [Command(self._fabric.address, Failed(Cause.MODEL_LOST, reason))]
 
-    def _fail_of_a_loss(self, commands: Iterable[Command]) -> list[Command]:
-        """What follows from losing a learner, where that ends the run."""
+    def _fail_after_loss(self, commands: Iterable[Command]) -> list[Command]:
+        """Fails a ``fixed`` run if a learner was lost."""
         if not self._fixed or self.state.failure is not None:
             return []
         for command in commands:
@@ -457,7 +455,7 @@ class Service:
         return []
 
     def _take_requests(self) -> list[Command]:
-        """What people have asked, once there is something that it can be asked of."""
+        """New requests of people, once the run has begun."""
         if self._requests is None or self.state.job is None or not self.state.started:
             return []
         asked = self._requests.since(self.state.requests)
@@ -467,7 +465,7 @@ class Service:
         if isinstance(output.body, CheckpointWritten):
             self._on_checkpoint(output.body)
             about = {"minibatches": count(output.body.committed), "reason": output.body.error}
-            self._tell("checkpoint", {"learner": None, **about})
+            self._write_event("checkpoint", {"learner": None, **about})
         else:
             self._outbox.send(output)
 
@@ -475,7 +473,7 @@ class Service:
         self._send(Output(who, CONTROL.name, notice))
 
     def _acknowledge(self, commands: Iterable[Command]) -> None:
-        """Tells senders, now and then, that they need not send again what is in the journal."""
+        """Tells senders now and then what is in the journal and need not be sent again."""
         for command in commands:
             if command.sequence is not None:
                 who = command.who

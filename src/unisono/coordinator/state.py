@@ -7,15 +7,11 @@ draws no random number, so that replaying the journal of operations leads to the
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import singledispatchmethod
+
+from typing_extensions import assert_never
 
 from unisono.coordinator.departed import Departed
-from unisono.coordinator.directives import (
-    Abandon,
-    AskedToLeave,
-    CheckpointWritten,
-    Failure,
-)
+from unisono.coordinator.directives import Abandon, AskedToLeave, CheckpointWritten, Failure
 from unisono.coordinator.dynamic_sharding import DynamicSharding
 from unisono.coordinator.job import Sharding
 from unisono.coordinator.messages import (
@@ -35,7 +31,6 @@ from unisono.coordinator.messages import (
     Mismatch,
     Open,
     Opened,
-    Operation,
     PartWritten,
     ReportMalformed,
     RequestAssignment,
@@ -73,25 +68,25 @@ class State(RunState):
         self._orderly = False
         self._leaving: dict[Address, Command] = {}
         self._newest_part: PartWritten | None = None
-        """Of a checkpoint that is not whole."""
+        """Of a checkpoint that is not complete."""
         self._departed = Departed()
 
     def apply(self, command: Command) -> list[Output]:
-        """Takes one operation of a member (or, without ``sequence``, of the service itself)."""
+        """Applies an operation of a member or, without ``sequence``, of the service itself."""
         if command.sequence is not None:
             if not self.delivery.is_next(command):
                 return self.delivery.repeat(command)
             if not isinstance(command.operation, Join) and command.who not in self.learners:
-                return []  # It has left, or was lost, while this was on its way.
+                return []  # It left, or was lost, while this was in transit.
             self.delivery.take(command)
-        _handler(type(command.operation))(self, command.operation, command)
+        self._handle(command)
         self._advance()
         return self.delivery.out()
 
     def objection(self, command: Command) -> str:
-        """Why no member can mean an operation, whatever happened; empty: it can.
+        """Why an operation makes no sense at any time; empty if it may.
 
-        One that was taken before, and comes again, may be out of date.
+        One that was applied before and is sent again may be out of date.
         """
         who, operation = command.who, command.operation
         if command.sequence is None or command.sequence <= self.acknowledged(who):
@@ -103,13 +98,9 @@ class State(RunState):
             return f"there is no assignment {operation.number}"
         return ""
 
-    @singledispatchmethod
-    def handle(self, operation: Operation, command: Command) -> None:
-        raise NotImplementedError(f"no handler for {operation!r}")
-
     @property
     def orderly(self) -> bool:
-        """Whether the last one who went has left, and was not lost."""
+        """Whether the last member to go left, and was not lost."""
         return self._orderly or self.pool.over or self.failure is not None
 
     @property
@@ -119,7 +110,7 @@ class State(RunState):
 
     @property
     def orphaned(self) -> bool:
-        """Whether there are learners, and none of them has the run's parameters or may begin."""
+        """Whether no living learner has the run's parameters, nor may begin with its own."""
         if not self.learners or not self.started or self.pool.over:
             return False
         sharding = self._dynamic if self.is_dynamic else self._static
@@ -128,15 +119,15 @@ class State(RunState):
         return self.first_donor(self.learners) is None
 
     def may_join(self, who: Address) -> bool:
-        """Whether this incarnation has not been here before."""
+        """Whether this incarnation is new, or a member already."""
         return not self.delivery.knows(who) or who in self.learners
 
     def acknowledged(self, who: Address) -> int:
-        """The last operation of a member that is in the state."""
+        """The number of the last operation of a member that was applied."""
         return self.delivery.last(who)
 
     def directives(self) -> list[Output]:
-        """What the living must be told again when the coordinator comes back from its journal."""
+        """What a restarted coordinator must tell the living again."""
         self._dynamic.repeat_directives()
         for supply in self.sync_rounds.supplies:
             self.delivery.send(supply)
@@ -144,107 +135,121 @@ class State(RunState):
         self._ask_to_leave()
         return self.delivery.out()
 
+    def _handle(self, command: Command) -> None:
+        who = command.who
+        match command.operation:
+            # The pool.
+            case RequestLease() as request:
+                self._dynamic.request(request, command)
+            case RequestAssignment() as request:
+                self._static.request(request, command)
+            case Commit(notes):
+                for owner, ranges in notes.items():
+                    self.pool.commit(owner, ranges)
+                    self.checkpoints.add(owner, ranges)
+            case Skip(ranges):
+                self.pool.skip(who, ranges)
+            case Return(ranges):
+                self.pool.give_back(who, ranges, suspect=False)
+                self.pool.counts.dropped += count(ranges)
+            case Idle():
+                self._dynamic.idle(who)
+            case Stop():
+                self.pool.stop()
+            # Sync rounds and checkpoints.
+            case RoundCompleted(number, notes, timing):
+                self.sync_rounds.complete(who, number, notes)
+                self.pace.measured(who, timing)
+            case RoundBroken(number):
+                self.sync_rounds.stand(who, number, command)
+            case SnapshotTaken() as taken:
+                self._dynamic.snapshot_taken(taken, command)
+            case PartWritten() as part:
+                self.checkpoints.part(who, part.checkpoint, part.error)
+                self._newest_part = part
+                self._finish_checkpoint()
+            # Members.
+            case Join() as join:
+                self._join(join, command)
+            case Open() as opened:
+                self._open(opened, command)
+            case Enter() as enter:
+                self._dynamic.enter(enter, command)
+            case StateReceived() as received:
+                self._dynamic.state_received(received, command)
+            case Sync():
+                self.delivery.answer(command, Synced())
+            case Leave():
+                self._leaving[who] = command
+            case Retire():
+                self._orderly = False
+                self.delivery.answer(command, Left())
+                self._remove(who)
+            case Lost(reason):
+                self._lose(who, reason)
+            case Closed(gone):
+                self._departed.close(gone, who)
+            case Failed(cause, text):
+                self._fail(Failure(who, cause, text))
+            case ReportMalformed():
+                pass  # The service declares the sender dead.
+            # The service.
+            case StartWithoutMissing():
+                self.started = True
+                self.expected = len(self.learners)
+            case Requested() as asked:
+                self._request(asked)
+            case other:
+                assert_never(other)
+
     # Members.
 
-    @handle.register
-    def _on_join(self, operation: Join, command: Command) -> None:
-        member = Member(command.who, operation.endpoint)
+    def _join(self, join: Join, command: Command) -> None:
+        member = Member(command.who, join.endpoint)
         self.view = self.view.after(self.view.version + 1, (member,), ())
         self.joined += 1
-        self.endpoints[command.who] = operation.endpoint
-        self.metrics = self.metrics or operation.metrics
+        self.endpoints[command.who] = join.endpoint
+        self.metrics = self.metrics or join.metrics
         self.delivery.answer(command, Admitted())
         if self.failure is not None:
             self.tell(command.who, CONTROL.name, Abandon(self.failure))
         self.unasked = self.unasked or command.who.number in self.removed
 
-    @handle.register
-    def _on_open(self, operation: Open, command: Command) -> None:
-        job = operation.job
+    def _open(self, opened: Open, command: Command) -> None:
+        job = opened.job
         is_new = self.job is None
         if self.job is None:
             self.job = job
             overlapped = job.sharding is Sharding.DYNAMIC
             self.pace = Pace(job.pace, job.adaptive_pace, overlapped)
-            self.pool = Pool(job.total, operation.committed)
-            self.sync_rounds.start(operation.round)
-            self.first_round = self.checkpoints.number = operation.round
+            self.pool = Pool(job.total, opened.committed)
+            self.sync_rounds.start(opened.round)
+            self.first_round = self.checkpoints.number = opened.round
         if job != self.job:
             reason = f"the learners differ in {self.job.differences(job)}"
             self.delivery.answer(command, Mismatch(reason))
             return
-        self.opened[command.who] = operation.digest
-        if operation.round == self.first_round > 0 and self.is_fresh(command.who):
+        self.opened[command.who] = opened.digest
+        if opened.round == self.first_round > 0 and self.is_fresh(command.who):
             self.restored.add(command.who)
         self.delivery.answer(command, Opened(is_new))
 
-    @handle.register
-    def _on_start(self, operation: StartWithoutMissing, command: Command) -> None:
-        self.started = True
-        self.expected = len(self.learners)
-
-    @handle.register
-    def _on_lost(self, operation: Lost, command: Command) -> None:
-        who = command.who
+    def _lose(self, who: Address, reason: LossReason) -> None:
         if who not in self.learners:
             return
         self.lost.append(who)
-        if operation.reason is LossReason.DIVERGED:
+        if reason is LossReason.DIVERGED:
             self.diverged.add(who)
         self._orderly = False
         if who in self.pool.held:
             self.trained_before.add(who._replace(incarnation=0))
         self._remove(who)
 
-    @handle.register
-    def _on_retire(self, operation: Retire, command: Command) -> None:
-        self._orderly = False
-        self.delivery.answer(command, Left())
-        self._remove(command.who)
-
-    @handle.register
-    def _on_leave(self, operation: Leave, command: Command) -> None:
-        self._leaving[command.who] = command
-
-    @handle.register
-    def _on_sync(self, operation: Sync, command: Command) -> None:
-        self.delivery.answer(command, Synced())
-
-    @handle.register
-    def _on_failed(self, operation: Failed, command: Command) -> None:
+    def _fail(self, failure: Failure) -> None:
         if self.failure is None:
-            self.failure = Failure(command.who, operation.cause, operation.text)
+            self.failure = failure
             for learner in self.learners:
-                self.tell(learner, CONTROL.name, Abandon(self.failure))
-
-    @handle.register
-    def _on_report_malformed(self, operation: ReportMalformed, command: Command) -> None:
-        """The service declares the one who sent it dead."""
-
-    @handle.register
-    def _on_closed(self, operation: Closed, command: Command) -> None:
-        self._departed.close(operation.gone, command.who)
-
-    @handle.register
-    def _on_requested(self, operation: Requested, command: Command) -> None:
-        self.requests = operation.number
-        if self.pool.over:
-            return  # all leave now, and one of them has been told to see to the model
-        if operation.action is Action.REMOVE and operation.learner is not None:
-            self.removed.add(operation.learner)
-            self.unasked = True
-        if operation.action in (Action.CHECKPOINT, Action.STOP):
-            self.checkpoints.asked = self.job is not None and self.job.checkpoint_every > 0
-            self.stopping = self.stopping or operation.action is Action.STOP
-
-    def _ask_to_leave(self) -> None:
-        """Whoever is removed leaves once one that stays has the run's parameters."""
-        if not self.unasked or all(a.number in self.removed for a in self.state_holders):
-            return
-        self.unasked = False
-        for learner in self.learners:
-            if learner.number in self.removed:
-                self.tell(learner, CONTROL.name, AskedToLeave())
+                self.tell(learner, CONTROL.name, Abandon(failure))
 
     def _remove(self, who: Address) -> None:
         self.view = self.view.after(self.view.version + 1, (), (who,))
@@ -256,70 +261,32 @@ class State(RunState):
         may_live_on = self.commits_by_word and not self.pool.over
         self._departed.add(who, self._dynamic.witnesses if may_live_on else ())
 
-    # The pool.
+    # Requests of people.
 
-    @handle.register
-    def _on_request_assignment(self, operation: RequestAssignment, command: Command) -> None:
-        self._static.request(operation, command)
+    def _request(self, asked: Requested) -> None:
+        self.requests = asked.number
+        if self.pool.over:
+            return  # All leave now, and the leader has been chosen.
+        if asked.action is Action.REMOVE and asked.learner is not None:
+            self.removed.add(asked.learner)
+            self.unasked = True
+        if asked.action in (Action.CHECKPOINT, Action.STOP):
+            self.checkpoints.asked = self.job is not None and self.job.checkpoint_every > 0
+            self.stopping = self.stopping or asked.action is Action.STOP
 
-    @handle.register
-    def _on_request_lease(self, operation: RequestLease, command: Command) -> None:
-        self._dynamic.request(operation, command)
+    def _ask_to_leave(self) -> None:
+        """Asks removed learners to leave as soon as one that stays has the run's parameters."""
+        if not self.unasked or all(a.number in self.removed for a in self.state_holders):
+            return
+        self.unasked = False
+        for learner in self.learners:
+            if learner.number in self.removed:
+                self.tell(learner, CONTROL.name, AskedToLeave())
 
-    @handle.register
-    def _on_idle(self, operation: Idle, command: Command) -> None:
-        self._dynamic.idle(command.who)
-
-    @handle.register
-    def _on_commit(self, operation: Commit, command: Command) -> None:
-        for owner, ranges in operation.notes.items():
-            self.pool.commit(owner, ranges)
-            self.checkpoints.add(owner, ranges)
-
-    @handle.register
-    def _on_stop(self, operation: Stop, command: Command) -> None:
-        self.pool.stop()
-
-    @handle.register
-    def _on_skip(self, operation: Skip, command: Command) -> None:
-        self.pool.skip(command.who, operation.ranges)
-
-    @handle.register
-    def _on_return(self, operation: Return, command: Command) -> None:
-        self.pool.give_back(command.who, operation.ranges, suspect=False)
-        self.pool.counts.dropped += count(operation.ranges)
-
-    # Sync rounds, newcomers and checkpoints.
-
-    @handle.register
-    def _on_round_completed(self, operation: RoundCompleted, command: Command) -> None:
-        self.sync_rounds.complete(command.who, operation.round, operation.notes)
-        self.pace.measured(command.who, operation.timing)
-
-    @handle.register
-    def _on_round_broken(self, operation: RoundBroken, command: Command) -> None:
-        self.sync_rounds.stand(command.who, operation.round, command)
-
-    @handle.register
-    def _on_enter(self, operation: Enter, command: Command) -> None:
-        self._dynamic.enter(operation, command)
-
-    @handle.register
-    def _on_state_received(self, operation: StateReceived, command: Command) -> None:
-        self._dynamic.state_received(operation, command)
-
-    @handle.register
-    def _on_snapshot_taken(self, operation: SnapshotTaken, command: Command) -> None:
-        self._dynamic.snapshot_taken(operation, command)
-
-    @handle.register
-    def _on_part_written(self, operation: PartWritten, command: Command) -> None:
-        self.checkpoints.part(command.who, operation.checkpoint, operation.error)
-        self._newest_part = operation
-        self._finish_checkpoint()
+    # What follows from every operation.
 
     def _finish_checkpoint(self) -> None:
-        """A checkpoint is whole with its last part, or when who lacks it is gone."""
+        """Completes a checkpoint once every living learner has written its part."""
         part = self._newest_part
         committed = part and self.checkpoints.whole(part.checkpoint, self.learners)
         if part is None or committed is None:
@@ -329,8 +296,6 @@ class State(RunState):
         error = self.checkpoints.take_error(part.checkpoint)
         body = CheckpointWritten(part.folder, part.keep, ranges, part.checkpoint + 1, error)
         self.tell(COORDINATOR, "checkpoint", body)
-
-    # What follows.
 
     def _advance(self) -> None:
         if self.failure is not None:
@@ -361,7 +326,7 @@ class State(RunState):
         self.checkpoints.fix(before, self.sync_rounds.resolved, self.pool.committed)
 
     def _let_leave(self) -> None:
-        """Dynamic sharding: after every sync round that counts the leaver; static: at once."""
+        """Dynamic sharding: after all sync rounds that may contain its work; static: at once."""
         if not self._leaving:
             return
         static = self.job is not None and not self.is_dynamic
@@ -371,7 +336,3 @@ class State(RunState):
                 self.delivery.answer(command, Left(self.leader == who or is_last))
                 self._orderly = True
                 self._remove(who)
-
-
-_handler = State.__dict__["handle"].dispatcher.dispatch
-"""The method for a type of operation; ``State.handle`` would be made anew at each call."""

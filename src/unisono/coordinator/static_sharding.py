@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from unisono.coordinator.messages import (
-    Answer,
-    Assigned,
-    Command,
-    RequestAssignment,
-    Wait,
-)
+from unisono.coordinator.messages import Answer, Assigned, Command, RequestAssignment, Wait
 from unisono.coordinator.run_state import RunState
 from unisono.fabric.address import Address
 from unisono.pool.pool import Assignment
 
 _BLOCK = 32
-"""Minibatches a learner in an assignment, where rounds are short: fewer questions."""
+"""Minibatches per learner in an assignment of short rounds, to save requests."""
 
 
 class StaticSharding:
-    """Who trains what, assignment after assignment."""
+    """Makes and hands out assignments."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
@@ -30,7 +24,7 @@ class StaticSharding:
         self._requests: dict[Address, tuple[RequestAssignment, Command]] = {}
 
     def request(self, operation: RequestAssignment, command: Command) -> None:
-        """A learner wants its part of an assignment."""
+        """Handles a learner's request for its part of an assignment."""
         self._requests[command.who] = operation, command
 
     def remove(self, who: Address) -> None:
@@ -55,10 +49,10 @@ class StaticSharding:
         return self._living - unsure or self._living
 
     def advance(self) -> None:
-        """Answers requests; the first one for an assignment that is not made yet makes it."""
+        """Answers requests; the first one for a new assignment makes it."""
         run = self._run
         if not self._assignments and any(a not in run.opened for a in run.learners):
-            return  # who has joined says next which state it comes with
+            return  # a learner that has joined has still to say which state it comes with
         for who, (request, command) in sorted(self._requests.items(), key=lambda item: item[0]):
             number = request.number
             if number is None:

@@ -1,4 +1,4 @@
-"""What the coordinator tells once a second: the leases, and learners that stand out."""
+"""The event that the coordinator writes once a second: leases, and slow or silent learners."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from unisono.pool.pool import Pool
 PERIOD = 1.0
 """Seconds between two ``status`` events."""
 LONG_S = 0.5
-"""Seconds in one phase below which nothing is told of it."""
+"""Phases shorter than so many seconds are not reported."""
 
 
 class Doing(Enum):
-    """What a learner's own thread does."""
+    """What a learner's own thread is doing."""
 
     COMPUTING = "computing"
     DATA = "data"
-    """It waits for a minibatch: to be leased, or loaded."""
+    """Waiting for a minibatch to be leased or loaded."""
     OTHERS = "others"
-    """It waits for other learners, or for what they send."""
+    """Waiting for other learners, or for what they send."""
 
 
 @dataclass(frozen=True)
 class LinkRate:
-    """How fast a learner's slowest link over a network is, since the last heartbeat."""
+    """Traffic on a learner's slowest network link since the last heartbeat."""
 
     receiver: str
     bytes: int
@@ -37,7 +37,7 @@ class LinkRate:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a learner is doing, and for how long it has been."""
+    """What a learner is doing, and for how long."""
 
     doing: Doing
     seconds: float
@@ -45,7 +45,7 @@ class Phase:
 
 
 class Status:
-    """Collects what heartbeats tell between two ``status`` events.
+    """Collects what heartbeats report between two ``status`` events.
 
     Args:
         tell: writes an event of the metrics.
@@ -101,9 +101,5 @@ def _plain(phase: Phase) -> dict[str, Any]:
     plain: dict[str, Any] = {"doing": phase.doing.value, "seconds": phase.seconds}
     if phase.link is not None:
         link = phase.link
-        plain["link"] = {
-            "receiver": link.receiver,
-            "bytes": link.bytes,
-            "seconds": link.seconds,
-        }
+        plain["link"] = {"receiver": link.receiver, "bytes": link.bytes, "seconds": link.seconds}
     return plain

@@ -8,10 +8,10 @@ When a participant dies, a collective may be complete at some and broken at othe
 whom it broke *stands* at it. As soon as every living participant stands at ``c`` or has completed
 it, there are two cases:
 
-* somebody has completed it: who stands fetches the result from it, so the result of the dead one's
-  last contribution is kept, by all;
-* nobody has: it is done again by the living (another ``attempt``), and the dead are excluded from
-  it and from all later ones.
+* some have completed it: the others fetch the result from one of these, so that the dead member's
+  last contribution is kept by all;
+* none has: the living do it again (another ``attempt``), and the dead are excluded from it and
+  from all later ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SyncRounds:
         self._expected: list[tuple[int, int, list[Address]]] = []
         self._done: dict[Address, int] = {}
         self._incomplete: set[Address] | None = None
-        """Living participants that have not completed the next one; None: not counted yet."""
+        """Living participants that have not completed the next round; None: not counted yet."""
         self._notes: list[tuple[int, Notes]] = []
         self._standing: dict[Address, tuple[int, Command]] = {}
         self._excluded: set[Address] = set()
@@ -42,25 +42,25 @@ class SyncRounds:
 
     @property
     def supplies(self) -> list[Output]:
-        """Orders to hand a result on, of sync rounds that are not resolved."""
+        """Orders to send a result on, of rounds that are not resolved."""
         return [Output(to, STRATEGY, s) for to, s in self._supplies if s.round >= self.resolved]
 
     @property
     def open(self) -> bool:
-        """Whether a sync round is expected that is not resolved."""
+        """Whether an expected round is not resolved."""
         return any(stop > self.resolved for _, stop, _ in self._expected)
 
     @property
     def is_idle(self) -> bool:
-        """Whether none is expected, and none was completed that is not resolved."""
+        """Whether there is nothing to resolve."""
         return not self._expected and not self._notes
 
     def start(self, number: int) -> None:
-        """The first sync round's number: not 0 when a run goes on."""
+        """Sets the number of the first round, which is not 0 in a resumed run."""
         self.resolved = number
 
     def expect(self, first: int, stop: int, members: list[Address]) -> None:
-        """The participants of sync rounds ``first`` to ``stop - 1``."""
+        """Sets the participants of rounds ``first`` to ``stop - 1``."""
         self._expected = [e for e in self._expected if e[1] > self.resolved]
         self._expected.append((first, stop, members))
         for member in members:
@@ -68,7 +68,7 @@ class SyncRounds:
         self._incomplete = None
 
     def enter(self, who: Address) -> None:
-        """A newcomer has the state of all resolved sync rounds."""
+        """Adds a newcomer, which has the state of all resolved rounds."""
         self._done[who] = self.resolved
         self._incomplete = None
 
@@ -79,13 +79,13 @@ class SyncRounds:
             self._incomplete.discard(who)
 
     def may_contain(self, who: Address) -> bool:
-        """Whether an unresolved sync round may contain this member's work."""
+        """Whether an unresolved round may contain this member's work."""
         if who in self._excluded:
             return False
         return any(stop > self.resolved and who in members for _, stop, members in self._expected)
 
     def complete(self, who: Address, number: int, notes: Notes | None) -> None:
-        """The member has all results up to ``number``; ``notes`` say what went into them."""
+        """Notes that a member has all results up to ``number``, and what went into them."""
         self._has_done(who, number + 1)
         if notes:
             self._notes.append((number, notes))
@@ -95,12 +95,12 @@ class SyncRounds:
         return self._done.get(who, 0) > number
 
     def stand(self, who: Address, number: int, request: Command) -> None:
-        """Sync round ``number`` broke for this member; all before are complete at it."""
+        """Notes that round ``number`` broke for a member that has completed all before."""
         self._has_done(who, number)
         self._standing[who] = (number, request)
 
     def resolve(self, living: Sequence[Address]) -> Iterator[Notes]:
-        """Moves on over what is complete at all living participants; yields what to commit."""
+        """Resolves rounds that all living participants have completed; yields what to commit."""
         while self._expected:
             participants = self.participants(self.resolved)
             if participants is None:
@@ -112,7 +112,7 @@ class SyncRounds:
             if self._incomplete:
                 break
             if not any(self._done.get(a, 0) > self.resolved for a in living):
-                # Only the dead had seen it: what went into it is not committed.
+                # Only the dead had the result: what went into it is not committed.
                 self._notes = [n for n in self._notes if n[0] != self.resolved]
             self.resolved += 1
             self._incomplete = None
@@ -122,11 +122,9 @@ class SyncRounds:
         yield from ready
 
     def regroup(
-        self,
-        living: Sequence[Address],
-        tell: Callable[[Output], None],
+        self, living: Sequence[Address], tell: Callable[[Output], None]
     ) -> Iterator[tuple[Command, Fetch | Retry]]:
-        """Decides for those who stand, once it is known where everybody is."""
+        """Answers members that stand, once it is known where all participants are."""
         while self._standing:
             number = min(n for n, _ in self._standing.values())
             alive = [a for a in self.participants(number) or [] if a in living]
@@ -145,14 +143,13 @@ class SyncRounds:
                 yield self._standing.pop(who)[1], answer
 
     def participants(self, number: int) -> list[Address] | None:
-        """Who was to take part in a sync round, the dead included; None if it is not expected."""
+        """The participants of a round, the dead included; None if it is not expected."""
         for first, stop, members in self._expected:
             if first <= number < stop:
                 return members
         return None
 
     def _has_done(self, who: Address, rounds: int) -> None:
-        """The member has the results of so many rounds."""
         done = self._done[who] = max(self._done.get(who, 0), rounds)
         if self._incomplete is not None and done > self.resolved:
             self._incomplete.discard(who)

@@ -11,14 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    Field,
-    JsonValue,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import BaseModel, Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError
 
 from unisono.data.split import Part
 from unisono.errors import UserError

@@ -347,13 +347,7 @@ class Fabric(Protocol):
     ) -> None: ...
     @overload
     def send(
-        self,
-        to: Address,
-        port: str,
-        body: Body,
-        vector: Vector | None = None,
-        *,
-        wait: bool = True,
+        self, to: Address, port: str, body: Body, vector: Vector | None = None, *, wait: bool = True
     ) -> None: ...
 
     # The next message, of anyone or of one sender (then ``Gone`` if it is gone).

@@ -190,10 +190,7 @@ class Learner:
             self._storage.check_device()
             # First the workers: forked now, they inherit no connection of the run.
             feed = self._feed = make_feed(
-                as_source(source, batch_size, minibatches),
-                all_epochs,
-                self._seed,
-                self._placement,
+                as_source(source, batch_size, minibatches), all_epochs, self._seed, self._placement
             )
             self._stream = Stream(self._minibatches(feed), feed.positions.epoch, self._advance)
         return Draw(self._stream.take(epoch))

@@ -27,10 +27,7 @@ class Optimizers:
     """
 
     def __init__(
-        self,
-        optimizers: Sequence[Optimizer],
-        before: Callable[[], bool],
-        after: Callable[[], None],
+        self, optimizers: Sequence[Optimizer], before: Callable[[], bool], after: Callable[[], None]
     ) -> None:
         if not optimizers:
             raise UserError("a learner needs an optimizer")

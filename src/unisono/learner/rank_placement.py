@@ -129,10 +129,5 @@ def place_of(
     if not rank.one_machine:
         network = NetworkSettings.towards(plan["coordinator"], plan["credentials"], links.interface)
     return LaunchedProcess(
-        folder,
-        rank.number,
-        rank.count,
-        timeout,
-        network=network,
-        coordinator=plan["coordinator"],
+        folder, rank.number, rank.count, timeout, network=network, coordinator=plan["coordinator"]
     )

@@ -38,11 +38,7 @@ class Stepper(Generic[T]):
     """
 
     def __init__(
-        self,
-        replica: LearnerReplica,
-        participant: Participant,
-        planner: Planner,
-        task: Task[T],
+        self, replica: LearnerReplica, participant: Participant, planner: Planner, task: Task[T]
     ) -> None:
         self._replica = replica
         self._participant = participant

@@ -54,12 +54,7 @@ class GradientHook:
         bias: The bias, if there is one.
     """
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        compute: ComputeGradients,
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, compute: ComputeGradients) -> None:
         """Belongs to no module yet.
 
         Args:

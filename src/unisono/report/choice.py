@@ -14,13 +14,7 @@ from dataclasses import dataclass
 from unisono.report.history import History, Track
 from unisono.report.outcome import Check, Result, RunOutcome
 from unisono.report.statistics import Estimate, estimate
-from unisono.report.time_to_target import (
-    MARGINS,
-    Curve,
-    TimeToTarget,
-    read_curve,
-    time_to_target,
-)
+from unisono.report.time_to_target import MARGINS, Curve, TimeToTarget, read_curve, time_to_target
 from unisono.runs.directory import RunDirectory
 
 

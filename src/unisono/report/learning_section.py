@@ -7,15 +7,7 @@ from dataclasses import dataclass, replace
 
 from unisono.report.axes import Axis, Quantity, make_axis
 from unisono.report.charts import COLOURS, Line, Look, colour_of, line_chart
-from unisono.report.history import (
-    Abscissa,
-    History,
-    Point,
-    by_examples,
-    by_time,
-    mean_curve,
-    thin,
-)
+from unisono.report.history import Abscissa, History, Point, by_examples, by_time, mean_curve, thin
 from unisono.report.page import charts, legend
 
 

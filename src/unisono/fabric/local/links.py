@@ -63,10 +63,7 @@ class InProcessLink:
     """A line inside one process: the same credit, order and copies, and no socket."""
 
     def __init__(
-        self,
-        sender: Address,
-        deliver: Callable[[str, Message], None],
-        changed: threading.Condition,
+        self, sender: Address, deliver: Callable[[str, Message], None], changed: threading.Condition
     ) -> None:
         self._sender = sender
         self._deliver = deliver

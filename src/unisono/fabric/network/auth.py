@@ -51,9 +51,7 @@ def make_credentials(lifetime: timedelta = LIFETIME) -> str:
         .sign(authority, hashes.SHA256())
     )
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     certificates = [c.public_bytes(serialization.Encoding.PEM) for c in (member, root)]
     return b"".join([private, *certificates]).decode()

@@ -183,11 +183,7 @@ class FrameStream:
             while not self._ended and self._parse():
                 pass
         except ProtocolError as error:
-            _log.warning(
-                "session with %s ended, a frame is malformed: %s",
-                self.peer,
-                error,
-            )
+            _log.warning("session with %s ended, a frame is malformed: %s", self.peer, error)
             self.failure = error
             self.end()
         return count

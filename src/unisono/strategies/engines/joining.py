@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.coordinator.client import Client
-from unisono.coordinator.messages import (
-    Complete,
-    Enter,
-    Entered,
-    StateReceived,
-)
+from unisono.coordinator.messages import Complete, Enter, Entered, StateReceived
 from unisono.fabric import Address, Gone
 
 

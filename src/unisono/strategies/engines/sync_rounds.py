@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from unisono.coordinator.client import Refused
-from unisono.coordinator.directives import (
-    CloseRound,
-    Directive,
-    SendResult,
-    SendState,
-)
+from unisono.coordinator.directives import CloseRound, Directive, SendResult, SendState
 from unisono.coordinator.messages import (
     Fetch,
     Reply,
