@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from unisono.coordinator.directives import (
@@ -123,10 +124,8 @@ class Client:
 
     def event(self, name: str, **fields: Any) -> None:
         """Sends a line for the metrics; it may be lost."""
-        try:
+        with suppress(Gone, Cancelled):
             self._fabric.send(COORDINATOR, PORT, Event(name, fields))
-        except (Gone, Cancelled):
-            return
 
     def _try(self, message: Numbered | Heartbeat | RequestView) -> bool:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from unisono.coordinator.directives import (
@@ -485,7 +486,5 @@ class Service:
 
 def serve(service: Service) -> None:
     """The coordinator's activity; ends quietly when its node is closed."""
-    try:
+    with suppress(Cancelled):
         service.run()
-    except Cancelled:
-        return

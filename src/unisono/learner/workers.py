@@ -14,6 +14,7 @@ import random
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -126,10 +127,8 @@ class Workers:
             if self._asked:
                 worker.process.terminate()
                 continue
-            try:
+            with suppress(OSError):
                 worker.pipe.send(None)
-            except OSError:
-                continue
 
     def join(self) -> None:
         """Waits until they have ended; nobody may use them any more."""

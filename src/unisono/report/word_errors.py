@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -35,10 +36,8 @@ def read_decoded(run: Path) -> list[Decoded]:
     """Reads the scores in a run's folders; what has none, or a broken one, is left out."""
     found = []
     for file in sorted(run.glob("*/score.json")):
-        try:
+        with suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError):
             found.append(_decoded(file.parent.name, json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
-            continue
     return found
 
 

@@ -18,8 +18,8 @@ class AllReduceParticipant(SyncParticipant):
         g = sum_i (n_i / sum_j n_j) g_i
 
     is the gradient of the mean loss over all of them, so W learners with minibatch B take the steps
-    of one learner with minibatch W B. A learner that has no minibatch in the last round computes on
-    one of another learner, with weight 0.
+    of one learner with minibatch W B. A learner that has no minibatch in the last round computes
+    on one of another learner, with weight 0.
     """
 
     report_every = 16
@@ -43,11 +43,11 @@ class AllReduceParticipant(SyncParticipant):
         self.replica.set_gradient(self._mean)
 
     def after_update(self) -> None:
-        """The work went into the sync round already."""
+        """Drops the work, which the sync round has reported already."""
         self.replica.take_work()
 
     def contribute(self) -> Contribution:
-        """The gradients of this step; a stand-in's are nothing, also where all are stand-ins."""
+        """The gradients of this step; zero for a stand-in, also where all are stand-ins."""
         assert self._gradient is not None
         work, self._work = self._work, TrainedWork()
         if work.examples == 0:
@@ -61,11 +61,11 @@ class AllReduceParticipant(SyncParticipant):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Strategy):
-    """Synchronous SGD: every step is everybody's."""
+    """Synchronous SGD: every step uses the mean gradient of all learners."""
 
     precision: Precision = Precision.FLOAT32
-    """Of gradients on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for a
-    half, a quarter, an eighth or a 25th of the bytes."""
+    """Of gradients as they are sent: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for
+    1/2, 1/4, 1/8 or 1/25 of the bytes."""
 
     name: ClassVar[str] = "allreduce"
     shares: ClassVar[str] = "gradients; buffers and optimizer state stay each learner's own"

@@ -20,20 +20,19 @@ from unisono.strategies.selection import AllModels, Selection
 class AveragingParticipant(ModelRoundsParticipant):
     """Rounds of local steps.
 
-    With x_i the parameters of learner i when the round ends and n_i the examples that it trained
+    With x_i the parameters of learner i at the end of a round and n_i the examples that it trained
     since the last one,
 
         mean = sum_i (n_i / sum_j n_j) x_i
 
-    and the outer step makes of it ``agreed``, s, from which the next round starts. Static sharding:
-    everybody waits for the round, and x_i = s. Dynamic sharding: learners go on computing
-    meanwhile; x_i = x_i + (s - snapshot_i), so the steps made since the snapshot stay.
+    from which the outer step makes ``agreed``, s, where the next round starts. Static sharding: all
+    wait for the round, and x_i = s. Dynamic sharding: learners compute meanwhile, and
+    x_i = x_i + (s - snapshot_i), which keeps the steps made since the snapshot.
 
-    In fragments the snapshot is still one, of one instant, and so is the commit: the learner moves
-    to the mean of each fragment when that is there, x_i = x_i + (mean - snapshot_i) on the
-    fragment, and to s, by what is left of the difference, when the round is complete. Were the
-    fragments of different instants, a learner that dies would leave some minibatches in a part of
-    the others' parameters alone.
+    In fragments there is still one snapshot, and one commit, per round: the learner moves to the
+    mean of each fragment as it arrives, x_i = x_i + (mean - snapshot_i) on the fragment, and by the
+    rest of the difference to s when the round is complete. With snapshots of different instants, a
+    learner that dies could leave minibatches in only a part of the others' parameters.
     """
 
     def __init__(self, replica: Replica, settings: Averaging) -> None:
@@ -42,9 +41,9 @@ class AveragingParticipant(ModelRoundsParticipant):
         self.selection = settings.selection
         self._static = settings.sharding is Sharding.STATIC
         self._averaged = False
-        """Whether ``agreed`` comes of a round, and is not the model that all began with."""
+        """Whether ``agreed`` is the result of a round, not the model that all began with."""
         self._moved: Vector | None = None
-        """What fragments of the round under way have moved the learner by."""
+        """By how much fragments of the current round have moved the learner."""
 
     def begin(self, agreed: Vector) -> None:
         super().begin(agreed)
@@ -60,7 +59,7 @@ class AveragingParticipant(ModelRoundsParticipant):
                 self.replica.restart_optimizer()
 
     def conclude_fragment(self, mean: Vector, contribution: Contribution, part: Bounds) -> None:
-        """Hands the difference in, less that of an attempt which has broken."""
+        """Adds the fragment's difference, less what a broken attempt has added."""
         delta = contribution.vector.like()
         delta.difference(contribution.vector, contribution.vector)  # zero: they are finite
         if self._moved is None:
@@ -72,7 +71,7 @@ class AveragingParticipant(ModelRoundsParticipant):
         self.replica.add(delta)
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
-        """Takes the outer step; with dynamic sharding hands the difference in."""
+        """Takes the outer step; dynamic sharding: adds the difference to the learner."""
         with self.lock:
             self._outer.advance(self.agreed, mean, self.replica.learning_rate(), members)
             self._averaged = True
@@ -84,10 +83,10 @@ class AveragingParticipant(ModelRoundsParticipant):
             self.replica.add(contribution.vector)
 
     def consensus(self) -> Vector | None:
-        """The last round's model, before any local step on it; with momentum, as that says."""
+        """The model of the last round that the outer step hands out."""
         with self.lock:
             if self._agreed is None or not (self._averaged or self.rounds > 0):
-                return None  # Nothing was shared yet: the learner's own model knows more.
+                return None  # Nothing was shared yet: the learner's own model is newer.
             return self._outer.consensus(self._agreed).copy()
 
 
@@ -96,22 +95,22 @@ class Averaging(Strategy):
     """Periodic averaging of parameters (Kaldi; local SGD), with a choice of outer steps."""
 
     every: int | str = field(default=AUTO, metadata=EXAMPLES)
-    """Examples a learner trains between two averages (whole minibatches); ``auto``: by cost."""
+    """Examples per learner between two averages (whole minibatches); ``auto``: by cost."""
     sharding: Sharding = Sharding.DYNAMIC
-    """``dynamic``: a round is a quota, and nobody waits; ``static``: a round waits for its slowest,
-    and the same seed gives the same bytes."""
+    """``dynamic``: nobody waits, and a round ends when the learners have trained its quota;
+    ``static``: a round waits for its slowest learner, and runs are repeatable bit for bit."""
     outer: Outer = field(default_factory=Plain, metadata={CHOICES: OUTERS})
     """``plain``, ``block-momentum``, ``slowmo`` or ``nesterov``."""
     restart_optimizer: bool = False
-    """Whether momentum and the like start anew after each round (static sharding)."""
+    """Whether the optimizer's state is reset after each round (static sharding)."""
     precision: Precision = Precision.FLOAT32
-    """Of changes on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for a
-    half, a quarter, an eighth or a 25th of the bytes."""
+    """Of changes as they are sent: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for
+    1/2, 1/4, 1/8 or 1/25 of the bytes."""
     fragments: int = 1
-    """Parts in which a round moves the model, one after the other, spread over the time until the
-    next round (dynamic sharding): the peak of traffic falls by so many times."""
+    """Parts in which the model is averaged, one after the other, spread over the time until the
+    next round (dynamic sharding); divides the peak traffic by so many."""
     selection: Selection = field(default_factory=AllModels, metadata=CODE_ONLY)
-    """Whose models go into the mean; in code only, `recipe.*` sets it for a run."""
+    """Whose models go into the mean; set in code, or for a run by `recipe.*`."""
 
     name: ClassVar[str] = "averaging"
     paper: ClassVar[str] = "https://arxiv.org/abs/1410.7455"

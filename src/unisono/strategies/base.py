@@ -1,8 +1,8 @@
 """What a strategy is, and what it sees of its learner.
 
 A strategy is two classes: a frozen, keyword-only dataclass of its settings, which a user names or
-makes, and a *participant*, which is one learner's part in it. The participant's hooks run on the
-learner's own thread; whatever must go on beside computing is an activity that it spawns. It sees
+makes, and a *participant*, one learner's part in it. The participant's hooks run on the
+learner's own thread; whatever runs beside computing is an activity that it spawns. It sees
 its learner as a ``Replica`` and the others through the fabric; it never touches torch.
 """
 
@@ -38,17 +38,17 @@ class RoundPlan:
 
     sharding: Sharding
     share: int
-    """Minibatches a learner between two sync rounds (the first, where it changes)."""
+    """Minibatches per learner between two sync rounds, at first."""
     rounds: int
     """Rounds in an assignment."""
     pace: PaceSchedule = ()
-    """Where it changes: minibatches a learner, by the number of the round."""
+    """``share`` by the number of the round, where it changes on a schedule."""
     adaptive_pace: bool = False
-    """Whether it is chosen by the measured cost of rounds."""
+    """Whether ``share`` is chosen by the measured cost of rounds."""
     commits_by_round: bool = True
-    """Whether sync rounds of all commit the work, or each learner's own word."""
+    """Whether work is committed by sync rounds of all; if not, by each learner's own reports."""
     lockstep: bool = False
-    """Whether every learner must make every step, also one for which it has no minibatch."""
+    """Whether every learner must take part in every step, even without a minibatch of its own."""
     alone: float = 0.0
     """Dynamic sharding: the share of all minibatches that one learner trains alone at first."""
 
@@ -69,7 +69,7 @@ class TrainedWork:
         self.examples += other.examples
 
     def note(self) -> Ranges:
-        """The positions, for others."""
+        """The positions, merged, as they are reported to others."""
         return merge(self.ranges)
 
 
@@ -83,7 +83,7 @@ class Snapshot:
 
 @dataclass
 class StateBundle:
-    """State that travels or is kept: plain values and named vectors."""
+    """State that is sent or saved: plain values and named vectors."""
 
     plain: dict[str, Any] = field(default_factory=dict)
     vectors: dict[str, Vector] = field(default_factory=dict)
@@ -119,10 +119,10 @@ class Replica(Protocol):
         """The learner's side of the coordinator."""
 
     def snapshot(self) -> Snapshot:
-        """Takes parameters plus pending deltas, with the work that they contain; any thread."""
+        """Takes a copy of parameters plus pending deltas, with the work in them; any thread."""
 
     def add(self, delta: Vector) -> None:
-        """Hands in a delta; the learner's own thread adds it in its next update; any thread."""
+        """Adds a delta to the parameters in the learner's next update; any thread."""
 
     def replace(self, value: Vector) -> None:
         """Sets the parameters; own thread, and only if no step lies between snapshot and value.
@@ -173,18 +173,18 @@ class Replica(Protocol):
         """A line for the metrics."""
 
     def record(self, **fields: Any) -> None:
-        """A line for the learner's own log, from which coverage can be rebuilt."""
+        """A line for the learner's own log, from which coverage can be checked."""
 
 
 class Participant:
     """One learner's part in a strategy. The hooks do nothing unless a strategy overrides them.
 
-    A learner that begins a run with the same parameters as the first one gets no state of it: what
-    a participant is made with must be the same for all.
+    A learner that begins a run with the same parameters as the first one is not sent its state, so
+    a participant must be constructed alike on all learners.
     """
 
     optimizer_travels = False
-    """Whether a newcomer needs the optimizer state of the others, too."""
+    """Whether a newcomer also needs the donor's optimizer state."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -192,13 +192,15 @@ class Participant:
         self.client = replica.client
         self.rounds = 0
         self.wait_s = 0.0
-        """Seconds that the learner's own thread waited for others."""
+        """Seconds that the learner's own thread has waited for others."""
+        self._kept: tuple[int, StateBundle] | None = None
+        """For ``take_checkpoint``."""
         self.waiting_since: float | None = None
-        """When it began to wait for others, while it does."""
+        """Since when it has been waiting for others; None: it is not."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the learner's own thread waits for others."""
+        """Measures a wait of the learner's own thread for others."""
         began = self.waiting_since = self.fabric.now()
         try:
             yield
@@ -207,61 +209,60 @@ class Participant:
             self.waiting_since = None
 
     def start(self) -> None:
-        """Before the first minibatch; the learner has joined. May spawn activities."""
+        """Called when the learner has joined, before its first minibatch. May spawn activities."""
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """A new assignment begins, or the learner begins (None: dynamic sharding).
+        """Called at the start of each assignment; dynamic sharding: once, with None.
 
-        Newcomers get their state here.
-
-        Returns False if the run was over before the learner could get in.
+        Newcomers get their state here. Returns False if the run was over before that.
         """
         return True
 
     def before_minibatch(self) -> None:
-        """A minibatch is about to be trained."""
+        """Called before each minibatch."""
 
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
-        """Gradients are there; with static sharding they belong to round ``sync_round``."""
+        """Called when gradients are there; with static sharding they belong to ``sync_round``."""
 
     def before_update(self) -> bool:
-        """The optimizer is about to step; False: the strategy steps for it, somewhere else."""
+        """Called before the optimizer steps; False: the strategy steps elsewhere instead."""
         return True
 
     def after_update(self) -> None:
-        """The optimizer has stepped, and pending deltas were added."""
+        """Called when the optimizer has stepped, and pending deltas were added."""
 
     def end_of_round(self, sync_round: int) -> None:
-        """Static sharding: this learner has trained its part of the round."""
+        """Static sharding: called when this learner has trained its part of the round."""
 
     def flush(self) -> None:
-        """There is no lease to be had while some are uncommitted: share what was trained."""
+        """Called when no lease is free: shares what was trained, so that it can be committed."""
 
     def finish(self, leader: Address | None) -> None:
-        """Everything is committed, and ``leader`` sees to the model; called before leaving."""
+        """Called before leaving, when everything is committed; ``leader`` will save the model."""
 
     def consensus(self) -> Vector | None:
-        """The one model that the strategy hands out; None: the learner's own parameters."""
+        """The model that the run hands out; None: the learner's own parameters."""
         return None
 
     def state(self) -> StateBundle:
-        """What must be in a checkpoint, and what a newcomer needs."""
+        """The state for checkpoints and for newcomers."""
         return StateBundle()
 
     def load_state(self, bundle: StateBundle) -> None:
         """The inverse of ``state``."""
 
     def restore(self, bundle: StateBundle) -> None:
-        """As ``load_state``, from a checkpoint or a donor: the parameters may have to follow."""
+        """As ``load_state``, from a checkpoint or a donor; sets the parameters too if needed."""
         self.load_state(bundle)
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
-        """Dynamic sharding: the sync round that is to be kept and the state at it, once."""
-        return None
+        """Dynamic sharding: the number of a checkpoint and the state to write, once; else None."""
+        kept, self._kept = self._kept, None
+        return kept
 
 
 def check_finite(replica: Replica, model: Vector, rounds: int) -> None:
-    """Nothing of a learner that has diverged is shared: it tells the coordinator, and leaves."""
+    """Ends a learner that has diverged before its model is shared, and tells the coordinator."""
     if not model.finite():
         error = Diverged(
             f"the parameters of {replica.fabric.address.name} are not finite at round {rounds}"
@@ -276,12 +277,12 @@ class Momentum(Enum):
     LOCAL = "local"
     """Each learner keeps its own."""
     FOLDED = "folded"
-    """Asynchrony acts as momentum: m is given up for a rate 1 / (1 - m) times as large."""
+    """Asynchrony acts as momentum: momentum m is replaced by a rate 1 / (1 - m) times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
-    """The settings of a strategy, and what it declares of itself.
+    """The settings of a strategy, and its properties.
 
     A strategy is a frozen, keyword-only dataclass that derives from this; its fields are its
     options (``--set strategy.OPTION=VALUE``). Registered under the entry point
@@ -298,7 +299,7 @@ class Strategy(ABC):
     """How its learning rate goes over a run, unless `rate.schedule` says otherwise."""
 
     def __post_init__(self) -> None:
-        """Checks the options' types; a choice may be given by its name (call it in your own)."""
+        """Checks the types of options, and makes choices from their names; call it in yours."""
         for option in fields(self):
             value = getattr(self, option.name)
             checked = checked_option(type(self), option, value)
@@ -336,15 +337,15 @@ class Strategy(ABC):
         """One learner's part."""
 
     def mixing(self, learners: int) -> Mixing | None:
-        """The mixing matrix of learners that exchange in small groups; None: all agree at once."""
+        """The mixing matrix of learners that exchange in small groups; None: all average."""
         return None
 
     def explain(self, learners: int) -> list[str]:
-        """What follows from the settings for so many learners, a line each."""
+        """Lines for the user on what follows from the settings for so many learners."""
         return []
 
     def in_chunks_of(self, frames: int) -> Strategy:
-        """The same for examples of so many frames each: options in examples are divided."""
+        """The same strategy for examples of so many frames: divides options that count examples."""
         counted = {f.name: getattr(self, f.name) for f in fields(self) if UNIT in f.metadata}
         return replace(self, **{name: divide(value, frames) for name, value in counted.items()})
 

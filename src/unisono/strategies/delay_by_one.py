@@ -38,51 +38,46 @@ class DelayByOneParticipant(ModelRoundsParticipant):
         self._under_way = False
         self._contribution: Contribution | None = None
         self._delta: Vector | None = None
-        """What the last average adds to the next step."""
+        """The difference to be added with the next step."""
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """Newcomers begin with the donor's model, and with its next difference."""
+        """Newcomers begin with the donor's model and its pending difference."""
         self._wait()
         return super().enter(assignment)
 
     def after_backward(self, sync_round: int, work: TrainedWork, *, accumulate: bool) -> None:
-        """The step may be taken when the last average is here."""
+        """Waits for the last average before the step."""
         if not accumulate:
             self._wait()
-            if self._delta is not None:
-                self.replica.add(self._delta)
-                self._delta = None
+            self._add_delta()
 
     def end_of_round(self, sync_round: int) -> None:
         self._wait()
-        if self._delta is not None:
-            # There was no step to add it to: the learner had no minibatch in the last round.
-            self.replica.add(self._delta)
-            self._delta = None
+        self._add_delta()  # still there if the learner had no minibatch in this round
         # Here and not beside the next forward, which changes the statistics of batch norm.
         self._contribution = super().contribute()
         self.begin_round(sync_round)
         self._under_way = True
 
     def contribute(self) -> Contribution:
-        """The model as it was right after the step."""
+        """The model right after the step."""
         assert self._contribution is not None
         return self._contribution
 
     def flush(self) -> None:
-        """Waits for the average, and lets it be told of."""
+        """Waits for the average, and reports it."""
         self._wait()
         super().flush()
 
     def finish(self, leader: Address | None) -> None:
-        """All end with the last average: no step lies between it and the models in it."""
+        """Ends with the last average; no step was taken since the models in it."""
         self._wait()
         if self._delta is not None:
             self.replica.replace(self.agreed)
             self._delta = None
 
     def consensus(self) -> Vector | None:
-        """The average of the last step, so that it is the same whoever was faster."""
+        """The average of the last step, the same at each learner."""
         self._wait()
         return super().consensus()
 
@@ -94,11 +89,16 @@ class DelayByOneParticipant(ModelRoundsParticipant):
         self._delta = contribution.vector
 
     def restore(self, bundle: StateBundle) -> None:
-        """The model is that of a learner after its step: the average of that step is still due."""
+        """Restores the difference: the saved parameters do not contain the last average yet."""
         self.load_state(bundle)
         delta = self.replica.export(optimizer=False).vectors["parameters"]
         delta.difference(self.agreed, delta)
         self._delta = delta
+
+    def _add_delta(self) -> None:
+        if self._delta is not None:
+            self.replica.add(self._delta)
+            self._delta = None
 
     def _wait(self) -> None:
         if self._under_way:
@@ -108,11 +108,11 @@ class DelayByOneParticipant(ModelRoundsParticipant):
 
 @dataclass(frozen=True, kw_only=True)
 class DelayByOne(Strategy):
-    """Averaging at each step, hidden behind the next gradient."""
+    """Averaging of parameters at each step, overlapped with the next gradient."""
 
     precision: Precision = Precision.FLOAT32
-    """Of changes on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for a
-    half, a quarter, an eighth or a 25th of the bytes."""
+    """Of changes as they are sent: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for
+    1/2, 1/4, 1/8 or 1/25 of the bytes."""
 
     name: ClassVar[str] = "delay-by-one"
     paper: ClassVar[str] = "https://arxiv.org/abs/2110.11199"

@@ -1,4 +1,4 @@
-"""elastic: learners keep parameters of their own, which a shared centre attracts."""
+"""elastic: learners keep their own parameters, which are attracted to a shared centre."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Centre:
 
 
 class ElasticAccumulator:
-    """A learner's own parameters, which are pushed as they are.
+    """Pushes a learner's own parameters.
 
     The reply to a push of x is the centre after it, c' = c + a (x - c), so the learner knows how
     far the centre has moved and goes back by the same:
 
         d = a (x - c) = a / (1 - a) (x - c'),    x <- x - d,
 
-    steps that it took meanwhile included. What centre and learner add up to stays the same.
+    which keeps steps taken meanwhile. The sum of centre and learner is preserved.
     """
 
     steps_locally = True
@@ -74,7 +74,7 @@ class ElasticAccumulator:
         return Centre(values)
 
     def pull(self, model: Vector) -> None:
-        """Takes its own half of the exchange; who has not begun yet begins from the centre."""
+        """Moves towards the centre; a learner that has not trained yet begins from it."""
         pushed, self._pushed = self._pushed, None
         if pushed is not None:
             a = self._moving_rate
@@ -97,8 +97,8 @@ class Elastic(Strategy):
 
         d = a (x_i - c),    x_i <- x_i - d,    c <- c + d,    a = beta / L.
 
-    An exchange leaves c + sum_i x_i as it is. The centre is the consensus; learners are never reset
-    to it, so that they stay apart and explore. The paper's a is the moving rate (its learning rate
+    An exchange preserves c + sum_i x_i. The centre is the consensus; learners are never reset to
+    it, so that they keep exploring. The paper's a is the moving rate (its learning rate
     times rho), and 0.9 its choice of beta.
     """
 
@@ -107,9 +107,9 @@ class Elastic(Strategy):
     beta: float = 0.9
     """How far the exchanges of all learners move the centre towards them; above 0, below 1."""
     overlap: bool = True
-    """Whether learners compute on while an exchange is under way; off: they wait for it."""
+    """Whether learners compute while an exchange is under way; off: they wait for it."""
     shards: int = 4
-    """Pieces of the centre; so many learners hold one each."""
+    """Pieces of the centre, each held by one learner."""
 
     name: ClassVar[str] = "elastic"
     paper: ClassVar[str] = "https://arxiv.org/abs/1412.6651"
@@ -131,7 +131,7 @@ class Elastic(Strategy):
         return "nobody" if self.overlap else "each for the reply of the centre"
 
     def staleness(self, learners: int) -> int:
-        """The exchanges of the others between two of one learner."""
+        """How many exchanges of others take place between two of one learner."""
         return 2 * learners - 1 if self.overlap else learners - 1
 
     def round_plan(self, batch_size: int) -> RoundPlan:

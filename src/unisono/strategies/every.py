@@ -1,8 +1,8 @@
 """The option ``every``: how many examples a learner trains between two rounds or exchanges.
 
-A number; ``auto``, the default, which is as often as the measured cost of a round allows
-(``unisono.coordinator.pace``); or, so that a run can be repeated bit for bit, the pace that was
-chosen in another run: ``0:1024 6:2048`` is 1024 examples up to round 6, and 2048 from there on.
+A number; ``auto``, the default: as often as the measured cost of a round allows
+(``unisono.coordinator.pace``); or, to repeat a run bit for bit, the pace that was chosen in it:
+``0:1024 6:2048`` is 1024 examples up to round 6, and 2048 from there on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ _SCHEDULE = re.compile(r"0:[1-9]\d*( [1-9]\d*:[1-9]\d*)*")
 
 
 def check_every(every: int | str) -> None:
-    """Refuses what is none of the three.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raises ``UserError`` for anything else."""
     if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
         return
     if isinstance(every, str) and (every == AUTO or _SCHEDULE.fullmatch(every)):
@@ -33,7 +29,7 @@ def check_every(every: int | str) -> None:
 
 
 def divide(every: int | str, frames: int) -> int | str:
-    """The same in examples of so many frames each."""
+    """Converts frames into examples of so many frames each."""
     if isinstance(every, int):
         return max(1, every // frames)
     if every == AUTO:
@@ -42,7 +38,7 @@ def divide(every: int | str, frames: int) -> int | str:
 
 
 def plan_pace(every: int | str, batch_size: int) -> dict[str, Any]:
-    """The arguments of a ``RoundPlan`` that say the same in minibatches."""
+    """The arguments of a ``RoundPlan`` for this pace, in minibatches."""
     if isinstance(every, int):
         return {"share": _minibatches(every, batch_size)}
     if every == AUTO:
@@ -52,12 +48,12 @@ def plan_pace(every: int | str, batch_size: int) -> dict[str, Any]:
 
 
 def format_schedule(pairs: Any) -> str:
-    """(number of a round, examples from that round on) as text."""
+    """Formats pairs of (number of a round, examples from that round on)."""
     return " ".join(f"{round_}:{examples}" for round_, examples in pairs)
 
 
 def describe_every(every: int | str) -> str:
-    """For people."""
+    """In words."""
     if every == AUTO:
         return f"every {LEAST_SHARE} minibatches, rarer where that costs over {100 * OVERHEAD:g}%"
     return f"every {every} examples" if isinstance(every, int) else f"as in {every!r}"

@@ -21,9 +21,9 @@ from unisono.strategies.options import EXAMPLES
 
 
 class FixedRing(PairwiseParticipant):
-    """Asks its two neighbours in the members' order, in turns.
+    """Asks its two neighbours on the ring of members, in turns.
 
-    Both ends of an edge begin exchanges on it, so that an edge beside a slow learner is not slow.
+    Both ends of an edge begin exchanges, so that an edge of a slow learner is not slow.
     """
 
     def partner(self, members: Addresses, round_: int) -> Address:
@@ -33,10 +33,9 @@ class FixedRing(PairwiseParticipant):
 
 
 class RandomRing(PairwiseParticipant):
-    """Asks its neighbour on a ring that is drawn anew for each round, from a seed that all share.
+    """Asks its neighbour on a ring that is drawn for each round, from a seed that all share.
 
-    The rings of a round are the same for all who are in it; nobody waits for the others to come to
-    the same round.
+    All learners draw the same ring for a round, but need not be in the same round.
     """
 
     def __init__(self, replica: Replica, every: int | str, seed: int, precision: Precision) -> None:
@@ -50,7 +49,7 @@ class RandomRing(PairwiseParticipant):
 
 @lru_cache(maxsize=256)
 def _following(members: int, seed: int, round_: int) -> NDArray[np.int64]:
-    """Who follows each on the ring of a round; simulated learners share it."""
+    """The successor of each member on the ring of a round; cached for simulated learners."""
     ring = Order(members, seed).indices(round_, 0, members)
     following = np.empty_like(ring)
     following[ring] = np.roll(ring, -1)
@@ -59,13 +58,13 @@ def _following(members: int, seed: int, round_: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(Strategy):
-    """What the three have in common."""
+    """The base of the three."""
 
     every: int | str = field(default=AUTO, metadata=EXAMPLES)
-    """Examples a learner trains between two exchanges that it begins; ``auto``: by their cost."""
+    """Examples between two exchanges that a learner begins; ``auto``: by their cost."""
     precision: Precision = Precision.FLOAT32
-    """Of models on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for a
-    half, a quarter, an eighth or a 25th of the bytes."""
+    """Of models as they are sent: ``float32``; ``bfloat16``, ``int8``, ``int4`` or ``1bit`` for
+    1/2, 1/4, 1/8 or 1/25 of the bytes."""
 
     paper: ClassVar[str] = "https://arxiv.org/abs/1710.06952"
 

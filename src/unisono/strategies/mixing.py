@@ -1,4 +1,4 @@
-"""How fast exchanges bring learners together: mixing matrices and what follows."""
+"""How fast exchanges bring learners together, from their mixing matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 _MOST_EXACT = 64
-"""Learners up to which the distance is computed; beyond, it takes too long for a line of text."""
+"""The distance is printed for up to so many learners; for more it takes long to compute."""
 
 
 def pair(learners: int, i: int, j: int) -> Matrix:
@@ -25,7 +25,7 @@ def pair(learners: int, i: int, j: int) -> Matrix:
 
 @dataclass(frozen=True)
 class Mixing(ABC):
-    """What exchanges do to the distance between learners, if all that are due take place."""
+    """The effect of exchanges on the distance between learners, if all that are due take place."""
 
     learners: int
 
@@ -37,7 +37,7 @@ class Mixing(ABC):
     @property
     @abstractmethod
     def kept(self) -> float:
-        """Of the squared distance, what is left when each learner has had its exchange."""
+        """The share of the squared distance that is left when each learner has had its exchange."""
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class Mixing(ABC):
         """Who exchanges with whom, in words."""
 
     def realised(self, share: float) -> float:
-        """As ``kept``, where only so many of the exchanges take place that are due."""
+        """``kept`` if only a share of the exchanges that are due take place."""
         return float(self.kept**share)
 
     def explain(self) -> list[str]:
@@ -82,7 +82,7 @@ class PairMixing(Mixing):
     shrinks at least by the *gap* 1 - lambda_2 an exchange, on average.
 
     While learners train, each moves by delta (root mean square, in its own direction) between two
-    exchanges that it begins; so n exchanges meet n moves. The second moments C = E[e e^T] commit at
+    exchanges that it begins; so n exchanges meet n moves. The second moments C = E[e e^T] settle at
 
         C = mean over edges of W C W + (delta^2 / n) (I - 1 1^T / n)
 
@@ -138,7 +138,7 @@ class PairMixing(Mixing):
 
     @property
     def kept(self) -> float:
-        """As many exchanges as there are learners: each has begun one."""
+        """After as many exchanges as there are learners."""
         return float((1 - self.gap) ** self.learners)
 
     @property
@@ -198,5 +198,5 @@ def ring(learners: int) -> PairMixing:
 
 
 def complete(learners: int) -> PairMixing:
-    """All pairs: what a ring drawn anew for each exchange comes to."""
+    """All pairs, which rings drawn for each exchange amount to."""
     return PairMixing(learners, [(i, j) for i in range(learners) for j in range(i)])

@@ -1,4 +1,4 @@
-"""The options of a strategy: as a configuration or a user's code has them, checked."""
+"""Checks the options of a strategy, from a configuration or from code."""
 
 from __future__ import annotations
 
@@ -15,20 +15,15 @@ UNIT, CHOICES, IN_CODE = "unit", "choices", "in_code"
 EXAMPLES = {UNIT: "examples"}
 """Metadata of an option that counts examples: ``every: int = field(default=N, metadata=EXAMPLES)``.
 
-A configuration counts frames. For a model whose examples are chunks of frames such an option is
-divided by the frames of a chunk (``Strategy.in_chunks_of``), in strategies of others as well.
+A configuration counts frames. For a model whose examples are chunks of frames such options, of any
+strategy, are divided by the frames of a chunk (``Strategy.in_chunks_of``).
 """
 CODE_ONLY = {IN_CODE: True}
-"""Metadata of an option that is an object: it can be set in Python alone."""
+"""Metadata of an option that is an object, and can only be set in Python."""
 
 
 def checked_option(kind: type, option: Field[Any], value: Any) -> Any:
-    """The value as the strategy's code wants it: ``"static"`` as ``Sharding.STATIC``.
-
-    Args:
-        kind: the strategy's class.
-        option: one of its fields.
-        value: what it was given.
+    """Converts the value of a field of a strategy's class: ``"static"`` to ``Sharding.STATIC``.
 
     Raises:
         UserError: the option cannot have this value.
@@ -58,7 +53,7 @@ def checked_option(kind: type, option: Field[Any], value: Any) -> Any:
 def _hints(kind: type) -> dict[str, Any]:
     try:
         return get_type_hints(kind)
-    except NameError:  # of a type that is imported for type checkers alone: nothing to check by
+    except NameError:  # a type that is only imported for type checkers
         return {}
 
 

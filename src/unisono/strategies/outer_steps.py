@@ -1,8 +1,8 @@
-"""Outer steps: what becomes of the mean of the learners' models.
+"""Outer steps: how the next round's model is made of the mean of the learners' models.
 
-Each works on two points: ``start``, from which the learners began the round, and ``mean``, the mean
-of where they ended. It moves ``start`` to where the next round begins. Its vectors are the same at
-every member, because their inputs are; they travel to newcomers and into checkpoints.
+An outer step gets ``start``, the model that the round began with, and ``mean``, the mean of the
+models at its end, and moves ``start`` to where the next round begins. Its vectors (momentum) are
+the same at every member, and are sent to newcomers and saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.fabric import Vector
 
 
 class OuterState(Protocol):
-    """An outer step with its memory."""
+    """The state of an outer step."""
 
     vectors: dict[str, Vector]
 
@@ -23,17 +23,17 @@ class OuterState(Protocol):
         """Moves ``start``; ``rate`` is the learners' current learning rate."""
 
     def consensus(self, start: Vector) -> Vector:
-        """The model to hand out."""
+        """The model that the run hands out."""
 
 
 class Outer(Protocol):
     """The settings of an outer step."""
 
     def gain(self, members: int) -> float:
-        """How far ``start`` moves a round, over ``mean - start``, once that is steady."""
+        """How far ``start`` moves per round, relative to a steady ``mean - start``."""
 
     def begin(self, start: Vector) -> OuterState:
-        """An outer step with a fresh memory."""
+        """A new state, for a run that begins at ``start``."""
 
 
 def _check(momentum: float | None, rate: float) -> None:
@@ -73,8 +73,8 @@ class BlockMomentum:
 
     With G = mean - start, D = momentum D + rate G and W = W + D, the next round starts from W, or
     with ``nesterov`` from W + momentum D; W is handed out. On a steady G it moves by
-    rate / (1 - momentum) G a round: the default momentum, 1 - 1/members, adds up what all learners
-    did. Momentum 0 and rate 1 are plain averaging.
+    rate / (1 - momentum) G per round: the default momentum, 1 - 1/members, adds up what all
+    learners did. Momentum 0 and rate 1 are plain averaging.
     """
 
     momentum: float | None = None
@@ -119,14 +119,7 @@ class _BlockMomentumState(_State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowMo:
-    """Slow momentum (Wang et al. 2020).
-
-    u = momentum u + (start - mean) / r and start = start - rate r u, where r is the learners'
-    learning rate; with r = 0 the round is averaged plainly and u stays. Momentum 0 and rate 1 are
-    plain averaging.
-    """
-
+class _Momentum:
     momentum: float = 0.5
     rate: float = 1.0
 
@@ -136,65 +129,58 @@ class SlowMo:
     def gain(self, members: int) -> float:
         return self.rate / (1 - self.momentum)
 
-    def begin(self, start: Vector) -> OuterState:
-        return _SlowMoState(self, start)
 
-
-class _SlowMoState(_State):
-    def __init__(self, settings: SlowMo, start: Vector) -> None:
-        slow = start.copy()
-        slow.scale(0.0)
-        super().__init__({"slow": slow})
+class _MomentumState(_State):
+    def __init__(self, settings: _Momentum, start: Vector, name: str) -> None:
+        self._momentum = start.copy()
+        self._momentum.scale(0.0)
+        super().__init__({name: self._momentum})
         self._settings = settings
         self._scratch = start.like()
 
+
+@dataclass(frozen=True, kw_only=True)
+class SlowMo(_Momentum):
+    """Slow momentum (Wang et al. 2020).
+
+    u = momentum u + (start - mean) / r and start = start - rate r u, where r is the learners'
+    learning rate; with r = 0, start = mean and u stays. Momentum 0 and rate 1 are plain averaging.
+    """
+
+    def begin(self, start: Vector) -> OuterState:
+        return _SlowMoState(self, start, "slow")
+
+
+class _SlowMoState(_MomentumState):
     def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
         if rate == 0.0:
             start.assign(mean)
             return
-        slow = self.vectors["slow"]
         self._scratch.difference(start, mean)
-        slow.scale(self._settings.momentum)
-        slow.add(self._scratch, 1 / rate)
-        start.add(slow, -self._settings.rate * rate)
+        self._momentum.scale(self._settings.momentum)
+        self._momentum.add(self._scratch, 1 / rate)
+        start.add(self._momentum, -self._settings.rate * rate)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nesterov:
+class Nesterov(_Momentum):
     """An outer Nesterov SGD step on the pseudo-gradient, as in DiLoCo.
 
     g = start - mean, m = momentum m + g, start = start - rate (g + momentum m). Momentum 0 and
     rate 1 are plain averaging. DiLoCo's own 0.9 and 0.7 are for rounds of hundreds of steps.
     """
 
-    momentum: float = 0.5
-    rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check(self.momentum, self.rate)
-
-    def gain(self, members: int) -> float:
-        return self.rate / (1 - self.momentum)
-
     def begin(self, start: Vector) -> OuterState:
-        return _NesterovState(self, start)
+        return _NesterovState(self, start, "momentum")
 
 
-class _NesterovState(_State):
-    def __init__(self, settings: Nesterov, start: Vector) -> None:
-        momentum = start.copy()
-        momentum.scale(0.0)
-        super().__init__({"momentum": momentum})
-        self._settings = settings
-        self._scratch = start.like()
-
+class _NesterovState(_MomentumState):
     def advance(self, start: Vector, mean: Vector, rate: float, members: int) -> None:
-        momentum = self.vectors["momentum"]
         self._scratch.difference(start, mean)
-        momentum.scale(self._settings.momentum)
-        momentum.add(self._scratch)
+        self._momentum.scale(self._settings.momentum)
+        self._momentum.add(self._scratch)
         start.add(self._scratch, -self._settings.rate)
-        start.add(momentum, -self._settings.rate * self._settings.momentum)
+        start.add(self._momentum, -self._settings.rate * self._settings.momentum)
 
 
 OUTERS: dict[str, type] = {

@@ -1,4 +1,4 @@
-"""Strategies by name: ours, and those that other packages bring by entry point."""
+"""Strategies by name: built in, and of other packages, by entry point."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _OURS: dict[str, type[Strategy]] = {
 
 
 def names() -> list[str]:
-    """Every strategy that can be named."""
+    """The names of all strategies."""
     return sorted({*_OURS, *(e.name for e in entry_points(group=GROUP))})
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
-    """The strategy of that name; options that it does not know are refused."""
+    """The strategy of that name; raises ``UserError`` for options that it does not have."""
     options = dict(options or {})
     kind = find(name)
     known = {f.name: f for f in fields(kind) if IN_CODE not in f.metadata}

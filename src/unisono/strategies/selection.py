@@ -1,4 +1,4 @@
-"""Whose models go into an average: a seam for rules that look at how well each learner did."""
+"""Whose models go into an average: rules that look at how well each learner did."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a learner says of the model that it brings."""
+    """What a learner reports with its model."""
 
     examples: int
     """Trained since the last sync round."""
     objective: float | None
-    """How well it did on them, larger is better; None: it does not say."""
+    """How well it did on them, larger is better; None: unknown."""
 
 
 class Selection(Protocol):
-    """A rule. Every member applies it to the same bids, so all come to the same weights."""
+    """A rule. Every member applies it to the same candidates, so all get the same weights."""
 
     def objective(self) -> float | None:
-        """How well this learner did since it was last asked; on the agent's activity."""
+        """How well this learner did since the last call; called on the agent."""
 
     def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
-        """The weight of each model; those of all are divided by their sum.
+        """The weight of each model, before they are divided by their sum.
 
-        A learner that trained and gets 0 is left out: it goes on from what the others agreed on,
-        and its minibatches count as skipped, since nothing of them is in any model.
+        A learner that trained and gets 0 is left out: it continues from the mean of the others, and
+        its minibatches count as skipped.
         """
 
 
@@ -45,30 +45,30 @@ class AllModels:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepGood:
-    """Kaldi's rules: the best model alone at first, then those that are not far behind it.
+    """Kaldi's rules: at first only the best model, then those that are not far behind it.
 
-    While a model changes fast, the mean of several is worse than each of them; and one learner that
-    has diverged spoils the mean of all. With f_i the objective of learner i,
+    While a model changes fast, the mean of several is worse than each of them; and a learner that
+    has diverged spoils the mean. With f_i the objective of learner i,
 
         sync round 0, if best_first:   the first i with f_i = max f
         later, if gap > 0:            all i with f_i >= max f - gap
 
-    weighted by their examples. A learner that trained nothing has no say; if nobody says anything
+    weighted by their examples. Learners that trained nothing are not considered; if no objective is
     finite, all are kept.
     """
 
     tell: Callable[[], float | None] = field(repr=False)
-    """This learner's own objective, log-prob a frame say, since it was last asked."""
+    """This learner's objective since the last call, for example its log-prob per frame."""
     gap: float = 1.0
     """How far behind the best a learner may be; 0: any distance."""
     best_first: bool = True
-    """Whether the first sync round keeps the best model alone."""
+    """Whether the first sync round keeps only the best model."""
 
     def objective(self) -> float | None:
         return self.tell()
 
     def weights(self, candidates: Sequence[Candidate], sync_round: int) -> list[float]:
-        """Examples of those who are kept, and 0 for the others."""
+        """The examples of learners that are kept, 0 for the others."""
         said = [
             candidate.objective
             if candidate.examples > 0

@@ -19,7 +19,7 @@ class SoloParticipant(Participant):
         self._uncommitted = TrainedWork()
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """Refuses a second learner, and commits what was trained in the assignment before."""
+        """Refuses a second learner, and commits the work of the previous assignment."""
         if assignment is not None and len(assignment.members) > 1:
             raise UserError(
                 f"solo is for one learner and there are {len(assignment.members)}: "
@@ -44,7 +44,7 @@ class SoloParticipant(Participant):
 
 @dataclass(frozen=True, kw_only=True)
 class Solo(Strategy):
-    """One learner, no sharing: the yardstick for all others."""
+    """One learner, no sharing: the baseline for all others."""
 
     name: ClassVar[str] = "solo"
     shares: ClassVar[str] = "nothing"

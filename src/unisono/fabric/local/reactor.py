@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 _SCRATCH = 256 * 1024
 
@@ -82,10 +83,8 @@ class Reactor:
 
     def forget(self, sock: socket.socket) -> None:
         """Stops watching; reactor's thread only."""
-        try:
+        with suppress(KeyError, ValueError):
             self._selector.unregister(sock)
-        except (KeyError, ValueError):
-            return
 
     def stop(self) -> None:
         """Ends the thread after the commands that were given before; later ones are refused."""

@@ -1,4 +1,4 @@
-"""What a learner of a parameter server collects between two pushes."""
+"""What a learner collects between two pushes to a parameter server."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Accumulator(Protocol):
     """Whether the learner's own optimizer steps."""
 
     def add(self, examples: int) -> None:
-        """A minibatch of so many examples is about to be stepped on."""
+        """Called before the step on a minibatch of so many examples."""
 
     def take(self, model: Vector, share: float, rounds: int) -> Vector:
-        """What the shards are to apply; ``model`` is what was pulled last."""
+        """The vector to push; ``model`` is what was pulled last."""
 
     def rates(self, share: float) -> Sequence[float]:
-        """What the shards' updaters are to step with; ``share`` is this learner's in the model."""
+        """The rates for the shards' updaters; ``share`` is this learner's in the model."""
 
     def updater(self, values: Vector, start: int) -> Updater:
-        """What applies pushes to a shard: ``values`` are the parameters from ``start`` on."""
+        """Applies pushes to a shard, whose ``values`` are the parameters from ``start`` on."""
 
     def pull(self, model: Vector) -> None:
-        """Continues from what the shards answered; ``model`` contains all that was taken."""
+        """Continues from the pulled ``model``, which contains all that was pushed."""
 
 
 class GradientAccumulator:
@@ -51,7 +51,7 @@ class GradientAccumulator:
             self._examples += examples
 
     def take(self, model: Vector, share: float, rounds: int) -> Vector:
-        """The mean; whatever its share, it is one step."""
+        """The mean gradient: one step, whatever the share."""
         assert self._total is not None
         total, self._total = self._total, None
         if self._examples != self._first:
@@ -90,7 +90,7 @@ class ChangeAccumulator:
         self._steps += 1
 
     def take(self, model: Vector, share: float, rounds: int) -> Vector:
-        """The share of the change."""
+        """The change since the last pull, times the share."""
         self._pushed = self._replica.parameters()
         self._steps = 0
         change = self._pushed.like()
@@ -107,7 +107,7 @@ class ChangeAccumulator:
         return Adder(values)
 
     def pull(self, model: Vector) -> None:
-        """Replaces what was pushed, and keeps later steps."""
+        """Replaces the parameters, and keeps steps that are not pushed yet."""
         pushed, self._pushed = self._pushed, None
         if self._steps == 0 or pushed is None:
             self._replica.replace(model)

@@ -8,25 +8,25 @@ owner; the owner computes
 in the members' order, so that the result is the same at every member and in every run, and sends
 it to all. Weights are normalised before they multiply: one member of any weight gets exactly its
 own vector back. With all weights zero the mean is plain. A rule may change the weights when those
-of all members are known (``unisono.strategies.selection``); every member applies it to the same.
+of all members are known (``unisono.strategies.selection``); every member applies it alike.
 
-In fewer bits, with r a vector that all members have in common, Q the rounding, e_i what member i
-has not sent yet and f what the slice's owner has not (``error_feedback``),
+In fewer bits, with r a vector that all members share, Q the rounding, and residuals e_i of member i
+and f of the slice's owner (``error_feedback``),
 
     mean = r + Q(f + sum_i (w_i / sum_j w_j) Q(x_i - r + e_i))
 
-which is the same at every member, too: the owner takes the rounded mean, as all others do. Its own
-part does not travel, and is not rounded. What is rounded off is small against what has changed
-since r, not against the vector itself, and comes in the next round. A member that is alone sends
-nothing, so nothing is rounded.
+which is the same at every member, too: the owner uses the rounded mean as well. Its own part is not
+sent, and not rounded. The rounding error is relative to the change since r, not to the vector
+itself, and is added in the next round. A single member sends and rounds nothing.
 
-In *fragments* all of this is done for one part of the vector after the other: what is in the mean,
-with which weight, is the same, and at most one fragment is on its way.
+In *fragments* this is done for one part of the vector after the other, with the same contributions
+and weights, so that at most one fragment is in transit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -70,7 +70,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Abort:
-    """The sender has given the collective up."""
+    """The sender has aborted the collective."""
 
     tag: Tag
 
@@ -80,16 +80,16 @@ PORT: TypedPort[CollectiveMessage] = TypedPort("collective", CollectiveMessage)
 
 
 class Aborted(Exception):  # noqa: N818
-    """Another member has given this collective up."""
+    """Another member has aborted this collective."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What went into a mean, by member."""
+    """The contributions to a mean, by member."""
 
     notes: dict[Address, Ranges]
     left_out: frozenset[Address] = frozenset()
-    """Who trained something, and got no weight."""
+    """Members that trained something, and got no weight."""
 
 
 class Collective:
@@ -100,13 +100,13 @@ class Collective:
         self._precision = precision
         self._early: dict[Address, list[Message[CollectiveMessage]]] = {}
         self.residuals = Residuals()
-        """What was not sent yet."""
+        """Of the rounds that are complete."""
         self._left: Residuals | None = None
-        """What the last attempt leaves, if it changes that."""
+        """Of the last attempt, if it rounded anything."""
         fabric.port(PORT)
 
     def nbytes(self, vector: Vector) -> int:
-        """Bytes of the vector on its way."""
+        """Bytes of the vector as it is sent."""
         return encoded_nbytes(vector, self._precision)
 
     def mean(
@@ -124,9 +124,9 @@ class Collective:
     ) -> Parts:
         """Writes the weighted mean into ``result``; returns everybody's note.
 
-        ``common`` is a vector that all members have, near theirs; without one it is zero. When it
-        is known what became of the round, ``settle`` must be called before the next one. After each
-        fragment but the last ``between`` is called with its bounds; its mean is in ``result`` then.
+        ``common`` is a vector that all members share, near theirs; None: zero. ``settle`` must be
+        called when the round is complete, before the next one. ``between`` is called after each
+        fragment but the last with its bounds, when ``result`` has its mean.
         """
         self._left = None
         precision = self._precision if len(members) > 1 else Precision.FLOAT32
@@ -147,16 +147,17 @@ class Collective:
         return parts
 
     def settle(self, result: Vector, *, counted: bool) -> None:
-        """The round is complete; ``counted``: this member's vector has a weight in its result.
+        """Updates the residuals after a complete round.
 
-        A result that is not finite is used by nobody: what went into it is as good as not sent.
+        ``counted`` says whether this member's vector has a weight in the result. A result that is
+        not finite is used by nobody, and leaves them as they were.
         """
         left, self._left = self._left, None
         if left is not None and result.finite():
             self.residuals = left if counted else replace(left, own=self.residuals.own)
 
     def _total(self, vector: Vector, common: Vector | None, *, in_place: bool) -> Vector:
-        """What is to be sent: the change since ``common``, and what was not sent yet."""
+        """The vector to send: the change since ``common``, plus the residual."""
         unsent = self.residuals.own
         if in_place and unsent is None:
             return vector
@@ -177,7 +178,7 @@ class Collective:
         selection: Selection,
         precision: Precision,
     ) -> Parts:
-        """Of one fragment."""
+        """The mean of one fragment."""
         me = self._fabric.address
         bounds = _bounds(fragment, len(members))
         exact = precision is Precision.FLOAT32
@@ -211,7 +212,7 @@ class Collective:
     def _round_off(
         self, mean: Vector, bounds: Bounds, precision: Precision
     ) -> tuple[Vector, Vector]:
-        """The mean of a slice becomes what all get; that as it travels, and the residual."""
+        """Rounds the mean of a slice; returns its encoding and the residual."""
         residual = mean.copy()
         if bounds in self.residuals.means:
             residual.add(self.residuals.means[bounds])
@@ -249,7 +250,7 @@ class Collective:
             }
             return Parts({m: said[m].note for m in members}, frozenset(left_out))
         finally:
-            # Also what came of a collective that breaks: who sent it may need the credit.
+            # Also if the collective breaks: senders may need the credit.
             for part in parts.values():
                 part.release()
 
@@ -265,8 +266,8 @@ class Collective:
             if isinstance(message.body, Abort):
                 if of == tag:
                     raise Aborted
-                # Who gave up an earlier collective, and has not been heard of since, waits to be
-                # helped over that, perhaps by this very member.
+                # A member that has aborted an earlier collective and sent nothing since waits for
+                # help with that one, perhaps from this very member.
                 if of[0] < tag[0] and not (self._early.get(member) or self._hear(member)):
                     raise Aborted
             elif of == tag and isinstance(message.body, kind):
@@ -274,7 +275,7 @@ class Collective:
             message.release()
 
     def _hear(self, member: Address) -> bool:
-        """Takes in one more message of the member, if there is one already."""
+        """Receives one more message of the member, if one has arrived."""
         try:
             message = self._fabric.receive(PORT, member, timeout=0.0)
         except (TimedOut, Gone):
@@ -283,17 +284,14 @@ class Collective:
         return True
 
     def _abort(self, members: Sequence[Address], tag: Tag) -> None:
-        """Wakes those who wait for this member, and makes room for the next attempt.
+        """Wakes members that wait for this one, and drops what they sent for this attempt.
 
-        What the others sent for this one is dropped now: if it stayed, a few attempts in a row
-        would use up their credit, and they would wait here instead of standing by.
+        If that stayed, a few attempts in a row would use up their credit.
         """
         others = [m for m in members if m != self._fabric.address]
         for member in others:
-            try:
+            with suppress(Gone):
                 self._fabric.send(member, PORT, Abort(tag))
-            except Gone:
-                continue
         for member in others:
             while self._hear(member):
                 if self._early[member][-1].body.tag <= tag:

@@ -1,12 +1,12 @@
-"""What sync rounds in few bits did not send yet.
+"""Error feedback for sync rounds of quantised vectors.
 
 With Q the rounding of a precision (``Vector.encoded`` and ``decoded``), a member that would send
 the vectors d_1, d_2, ... sends
 
     c_t = Q(d_t + e_{t-1})        e_t = d_t + e_{t-1} - c_t        e_0 = 0
 
-so that sum_t c_t + e_T = sum_t d_t: what is rounded off in one round is added to the next one, and
-the error of the sum never exceeds that of one round (Karimireddy et al. 2019,
+so that sum_t c_t + e_T = sum_t d_t: what is rounded off in one round is added in the next, and the
+error of the sum never exceeds that of one round (Karimireddy et al. 2019,
 https://arxiv.org/abs/1901.09847). The mean of a slice, which is rounded once more on its way to
 all, has a residual of its own at the slice's owner (Tang et al. 2019,
 https://arxiv.org/abs/1905.05957).
@@ -23,11 +23,11 @@ Bounds = tuple[int, int]
 
 @dataclass
 class Residuals:
-    """Of one member: what it would have sent more, as a contributor and as the owner of slices."""
+    """One member's residuals, as a contributor and as the owner of slices."""
 
     own: Vector | None = None
     means: dict[Bounds, Vector] = field(default_factory=dict)
-    """By the slice, one a fragment; with other members these are others, and start anew."""
+    """By slice. When the members change, so do the slices, and residuals start at zero."""
 
     def vectors(self) -> dict[str, Vector]:
         """For a checkpoint."""
@@ -47,7 +47,7 @@ class Residuals:
 
 
 def send_off(total: Vector, precision: Precision) -> Vector:
-    """A vector on its way; ``total``, which it is made of, becomes the residual."""
+    """Encodes ``total``, which becomes the residual."""
     coded = total.encoded(precision)
     if coded is total:  # It has no fewer bits.
         coded = total.copy()

@@ -1,4 +1,4 @@
-"""When a learner begins an exchange: every so many examples, or as often as its cost allows."""
+"""How often a learner begins an exchange: every so many examples, or as its cost allows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The mean of everybody's model, where there is no common one: asked for, and at the end."""
+"""The mean of all learners' models, for strategies without a common model."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 from unisono.fabric import Address, Fabric, Gone, TypedPort, Vector
@@ -10,12 +11,12 @@ from unisono.fabric import Address, Fabric, Gone, TypedPort, Vector
 
 @dataclass(frozen=True)
 class ShowModel:
-    """Somebody wants the mean of all models."""
+    """Asks for a learner's model, to average it."""
 
 
 @dataclass(frozen=True)
 class ModelShown:
-    """A model, or none if the learner has none yet; at the end, the mean of all."""
+    """A learner's model, or none if it has none yet; at the end, the mean of all."""
 
 
 SHOWN: TypedPort[ModelShown] = TypedPort("shown", ModelShown)
@@ -37,12 +38,12 @@ class ModelGather:
         self._fabric = fabric
         self._port = port
         self.final: Vector | None = None
-        """The mean that all ended with."""
+        """The mean with which all learners ended."""
         fabric.port(SHOWN)
         fabric.port(FINAL)
 
     def mean(self, own: Vector) -> tuple[Vector, int, float]:
-        """The mean of one's own and all others' models as they are now; how many; the distance."""
+        """The current mean of all models, how many there are, and their distance from it."""
         asked = []
         for member in self._others():
             try:
@@ -53,13 +54,13 @@ class ModelGather:
         return self._collect(own, asked, SHOWN)
 
     def show(self, to: Address, model: Vector | None) -> None:
-        """Answers one who wants the mean; without a model if this learner has none yet."""
+        """Answers ``ShowModel``; without a model if this learner has none yet."""
         self._fabric.send(to, SHOWN, ModelShown(), model)
 
     def finish(self, leader: Address | None, own: Vector) -> Vector:
-        """The mean of all who end, the same at each of them: the leader's.
+        """The mean of all final models, the same at each learner: the leader collects and sends it.
 
-        If the leader dies, the lowest address of those who are left collects once more.
+        If the leader dies, the lowest remaining address collects once more.
         """
         while True:
             others = self._others()
@@ -69,10 +70,8 @@ class ModelGather:
             if leader == me:
                 self.final, _, _ = self._collect(own, others, FINAL)
                 for member in others:
-                    try:
+                    with suppress(Gone):
                         self._fabric.send(member, FINAL, ModelShown(), self.final)
-                    except Gone:
-                        continue
                 return self.final
             try:
                 self._fabric.send(leader, FINAL, ModelShown(), own)

@@ -1,8 +1,9 @@
-"""What all learners have in common that exchange models with some of the others."""
+"""The base of strategies whose learners exchange models with some of the others."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from typing import Any
 
 from unisono.coordinator.directives import Directive, SendState, TakeSnapshot
@@ -48,20 +49,19 @@ from unisono.strategies.engines.work_reports import WorkReports
 class GossipParticipant(Participant):
     """One learner's part: its thread trains, its agent exchanges models beside that.
 
-    The agent takes a snapshot x of the model (parameters plus pending deltas), and what comes of an
-    exchange is a delta that the thread adds in its next update: no step that is made meanwhile is
-    lost, and computing waits for nothing.
+    The agent takes a snapshot x of the model (parameters plus pending deltas). An exchange yields a
+    delta, which the thread adds in its next update: no step that is made meanwhile is lost, and
+    computing never waits.
 
-    **Committing.** A model travels with notes of all work in it that the coordinator may not know
-    of: the learner's own, and what it took in from others and told of without being heard yet.
-    Whoever takes a model in tells of the work in it: that is in state which survives its trainer
-    then. Of a member that is gone, each tells, after the last word of it, that there is nothing
-    more to come; then the coordinator gives out again what nobody has told of. So a minibatch is
-    trained again only if no living model contains it. Two that die before either has exchanged with
-    a third take with them what only they had.
+    **Committing.** A model is sent with notes of all work in it that the coordinator may not know:
+    the sender's own, and work of others that it has reported without acknowledgement yet. The
+    receiver reports the work in a model that it takes in, which then survives its trainer. When a
+    member is gone, each of the others reports, after its last message, that it has nothing more of
+    it (``Closed``); then the coordinator leases again what nobody has reported. So a minibatch is
+    trained again only if no living model contains it. Two learners that die before either has
+    exchanged with a third take with them what only they had.
 
-    ``due`` and ``completed`` count exchanges: those that should have been by now, and those that
-    were. A subclass says with whom this learner exchanges, and what moves it.
+    ``due`` and ``completed`` count exchanges. Subclasses choose partners, and how to mix.
     """
 
     def __init__(
@@ -76,40 +76,39 @@ class GossipParticipant(Participant):
         self._in = False
         """As ``_entered``, for the agent."""
         self._open = TrainedWork()
-        """Trained, and in no other's model as far as is known."""
+        """Own work that is not known to be in another's model."""
         self._reports = WorkReports(replica)
         self._turned_away: set[Address] = set()
-        """Those who were told that this learner is busy."""
+        """Learners that were told ``Busy``."""
         self._refused_by: set[Address] = set()
-        """Those who are busy as far as is known."""
+        """Learners that have said that they are busy."""
         self._unclosed: list[Address] = []
         self._draining = False
         self._ending = False
-        self._kept: tuple[int, StateBundle] | None = None
         self.due = 0
         self.completed = 0
 
-    # What the subclasses say.
+    # What subclasses implement.
 
     @abstractmethod
     def _on_tick(self) -> None:
-        """It is time for an exchange."""
+        """Handles a tick: an exchange is due."""
 
     @abstractmethod
     def _on_peer(self, message: Message[Any]) -> None:
-        """Another learner's agent has sent something."""
+        """Handles a message of another learner's agent."""
 
     @abstractmethod
     def _on_gone(self, who: Address) -> None:
-        """A member is gone, and its last message has been received."""
+        """Handles the loss of a member, after its last message."""
 
     @abstractmethod
     def _go_on(self) -> None:
-        """What is due after each message."""
+        """Called after each message, to do what is due."""
 
     @abstractmethod
     def _sent_work(self) -> Ranges:
-        """Own work in models that were sent, and are not known to have been taken in."""
+        """Own work in models that were sent and are not known to have been taken in."""
 
     # The learner's thread.
 
@@ -119,7 +118,7 @@ class GossipParticipant(Participant):
         self.fabric.spawn("agent", self._run)
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """Begins with the model of one that is in already."""
+        """Begins with the model of a learner that has entered already."""
         self._entered = join_dynamic(self.client, self._receive_state, lambda: 0)
         if self._entered:
             self.fabric.post(PORT, HasEntered())
@@ -130,17 +129,17 @@ class GossipParticipant(Participant):
         self._pace.trained(work.examples)
 
     def after_update(self) -> None:
-        """Lets the agent know when it is time."""
+        """Tells the agent when an exchange is due."""
         if self._examples >= self._pace.every:
             self._examples = 0
             self.fabric.post(PORT, Tick())
 
     def flush(self) -> None:
-        """From now on the agent exchanges until all that was trained is in others' models, too."""
+        """Makes the agent exchange until all own work is in others' models, too."""
         self.fabric.post(PORT, Drain())
 
     def finish(self, leader: Address | None) -> None:
-        """The mean of all models, which all end with."""
+        """Ends with the mean of all models."""
         if not self._entered:
             return
         self.fabric.post(PORT, End())
@@ -149,7 +148,7 @@ class GossipParticipant(Participant):
         self.replica.replace(self._gathering.finish(leader, self.replica.snapshot().vector))
 
     def consensus(self) -> Vector | None:
-        """The mean of the models that the living have now, or ended with."""
+        """The mean of all learners' current models; at the end, of the final ones."""
         if self._gathering.final is not None:
             return self._gathering.final.copy()
         own = self.replica.export(optimizer=False).vectors["parameters"]
@@ -158,13 +157,9 @@ class GossipParticipant(Participant):
         return mean
 
     def restore(self, bundle: StateBundle) -> None:
-        """The model at the cut of a checkpoint."""
+        """Sets the parameters to the model of the checkpoint."""
         self.rounds = from_plain(ExchangeState, bundle.plain).rounds
         self.replica.replace(bundle.vectors["parameters"])
-
-    def take_checkpoint(self) -> tuple[int, StateBundle] | None:
-        kept, self._kept = self._kept, None
-        return kept
 
     def _receive_state(self, donor: Address) -> None:
         (bundle,) = receive_state(self.fabric, donor, 1)
@@ -194,7 +189,7 @@ class GossipParticipant(Participant):
                 self._on_peer(message)
 
     def _obey(self, order: Directive | OwnMessage) -> None:
-        """What the coordinator or the learner's thread wants."""
+        """Handles a directive of the coordinator, or an order of the learner's thread."""
         match order:
             case Tick():
                 self._draining = False
@@ -219,12 +214,12 @@ class GossipParticipant(Participant):
         self.fabric.post(ENDED, Ended())
 
     def _tell_closed(self) -> None:
-        """There is nothing more to come of those who are gone."""
+        """Reports that there is no more work of members that are gone."""
         while self._unclosed:
             self.client.tell(Closed(self._unclosed.pop()))
 
     def _turn_away(self, message: Message[Any]) -> None:
-        """The sender may ask again when it is told so."""
+        """Answers ``Busy``; the sender may ask again after ``Free``."""
         message.release()
         self._turned_away.add(message.sender)
         self._tell(message.sender, Busy())
@@ -234,7 +229,7 @@ class GossipParticipant(Participant):
             self._tell(self._turned_away.pop(), Free())
 
     def _take_model(self) -> tuple[Vector, Notes]:
-        """The model, and all work in it that the coordinator may not know of, by owner."""
+        """A snapshot, and all work in it that the coordinator may not know, by owner."""
         snapshot = self.replica.snapshot()
         check_finite(self.replica, snapshot.vector, self.rounds)
         self._open.add(snapshot.work)
@@ -257,7 +252,7 @@ class GossipParticipant(Participant):
         self._refused_by.discard(who)
         self._on_gone(who)
 
-    # For others, and for later.
+    # Newcomers, validation and checkpoints.
 
     def _welcome(self, newcomer: Address) -> None:
         model, notes = self._take_model()
@@ -269,10 +264,8 @@ class GossipParticipant(Participant):
 
     def _show(self, to: Address) -> None:
         model = self.replica.export(optimizer=False).vectors["parameters"] if self._in else None
-        try:
+        with suppress(Gone):
             self._gathering.show(to, model)
-        except Gone:
-            return
 
     def _cut(self, number: int) -> None:
         model, notes = self._take_model()

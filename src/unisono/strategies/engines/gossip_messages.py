@@ -1,4 +1,4 @@
-"""The messages of learners that exchange models with some of the others, beside computing."""
+"""The messages of learners that exchange models in pairs or with neighbours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.strategies.engines.gather import ShowModel
 
 @dataclass(frozen=True)
 class Ask:
-    """Begins an exchange; the model comes with it, and notes of uncommitted work in it."""
+    """Begins an exchange, with the sender's model, and notes of uncommitted work in it."""
 
     notes: Notes
 
@@ -43,12 +43,12 @@ class NeighbourModel:
 
 @dataclass(frozen=True)
 class Busy:
-    """There will be no answer: the one who was asked is in an exchange, or takes no part yet."""
+    """There will be no answer: the receiver is in an exchange, or has not entered yet."""
 
 
 @dataclass(frozen=True)
 class Free:
-    """One who was turned away may ask again."""
+    """A learner that was told ``Busy`` may ask again."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drain:
-    """Exchange until all that was trained is in others' models, too."""
+    """Exchange until all own work is in others' models, too."""
 
 
 @dataclass(frozen=True)

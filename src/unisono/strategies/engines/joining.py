@@ -12,9 +12,9 @@ from unisono.fabric import Address, Gone
 def join_dynamic(
     client: Client, receive_state: Callable[[Address], None], rounds: Callable[[], int]
 ) -> bool:
-    """Asks for a donor until one has handed over a state that is not out of date already.
+    """Asks for donors until one has sent a state that is still current; False: the run is over.
 
-    Returns False if the run is over. The first learner begins with what it has.
+    The first learner begins with its own state.
     """
     while True:
         answer = client.call(Enter(), "entered")

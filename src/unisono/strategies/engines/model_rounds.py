@@ -1,4 +1,4 @@
-"""Sync rounds on whole models: what is common to strategies that average parameters."""
+"""Sync rounds of parameters: the base of strategies that average models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from unisono.strategies.engines.sync_rounds import Contribution, SyncParticipant
 
 
 class ModelRoundsParticipant(SyncParticipant):
-    """Each learner contributes its parameters, weighted by the examples trained since the last one.
+    """Each learner contributes its parameters, weighted by its examples since the last round.
 
-    ``agreed`` is the model that all agreed on last, the same bits at every member: newcomers begin
-    from it, and it is the consensus. A strategy overrides ``conclude``: it moves ``agreed`` (with
-    ``lock`` held), and then its learner, by ``replica.add`` of a difference to the contribution;
-    or, if it is sharded statically and waits for the round, by ``replica.replace`` in
-    ``end_of_round``. What else it remembers from round to round goes into ``memory``, and travels
-    with ``agreed``.
+    ``agreed`` is the result of the last round, the same bits at every member: newcomers begin from
+    it, and it is the consensus. A strategy overrides ``conclude``, which updates ``agreed`` (with
+    ``lock`` held) and then moves the learner: with ``replica.add`` of the difference to its
+    contribution or, where learners wait for the round, with ``replica.replace`` in
+    ``end_of_round``. Further state that is kept from round to round, such as momentum, goes into
+    ``memory``, and is sent and saved with ``agreed``.
     """
 
     def __init__(
@@ -29,16 +29,16 @@ class ModelRoundsParticipant(SyncParticipant):
 
     @property
     def agreed(self) -> Vector:
-        """The model of the last sync round; at first that with which the run began."""
+        """The model of the last sync round; before the first, the model that the run began with."""
         assert self._agreed is not None
         return self._agreed
 
     def begin(self, agreed: Vector) -> None:
-        """``agreed`` is known. A strategy with a memory makes it here."""
+        """Sets ``agreed``. A strategy that needs ``memory`` makes it here."""
         self._agreed = agreed
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """The first round starts from the parameters that everybody has now."""
+        """Rounds begin from the parameters that all have now."""
         if self._agreed is None:
             self.begin(self.replica.export(optimizer=False).vectors["parameters"])
         return super().enter(assignment)
@@ -71,6 +71,6 @@ class ModelRoundsParticipant(SyncParticipant):
                 vector.assign(bundle.vectors[name])
 
     def restore(self, bundle: StateBundle) -> None:
-        """A learner's own parameters may be later than the sync round; all begin from that."""
+        """Sets the parameters to ``agreed``: those saved may include later steps."""
         self.load_state(bundle)
         self.replica.replace(self.agreed)

@@ -1,6 +1,8 @@
-"""A server's model as a whole: collected from the holders of its shards."""
+"""Collects a parameter server's model from the holders of its shards."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from unisono.fabric import Address, Fabric, Gone, Vector
 from unisono.strategies.engines.server_messages import FINAL, PORT, SHOWN, Final, Show
@@ -9,7 +11,7 @@ from unisono.strategies.engines.shards import bounds, runs
 
 
 class ModelView:
-    """For the learner's thread: all shards as their holders show them."""
+    """All shards, for the learner's thread."""
 
     def __init__(self, fabric: Fabric, shard_store: ShardStore, shards: int) -> None:
         self._fabric = fabric
@@ -17,7 +19,7 @@ class ModelView:
         self._count = shards
 
     def collect(self) -> Vector:
-        """The model of this moment; it may mix versions of different shards."""
+        """The current model; its shards may be of different versions."""
         model = self._shard_store.model.copy()
         missing = set(range(self._count))
         while missing:
@@ -56,14 +58,10 @@ class ModelView:
 
     def _lead(self, others: list[Address]) -> Vector:
         for member in others:
-            try:
+            with suppress(Gone):
                 self._fabric.receive(FINAL, member)
-            except Gone:
-                continue
         final = self.collect()
         for member in others:
-            try:
+            with suppress(Gone):
                 self._fabric.send(member, FINAL, Final(), final)
-            except Gone:
-                continue
         return final

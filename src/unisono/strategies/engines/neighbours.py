@@ -1,4 +1,4 @@
-"""Exchanges with both neighbours of a ring: the engine of ADPSGD with weights 1/3, 1/3, 1/3."""
+"""The engine of ADPSGD: exchanges with both neighbours of a ring, weights 1/3, 1/3, 1/3."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from unisono.strategies.engines.gossip import GossipParticipant
 from unisono.strategies.engines.gossip_messages import Busy, NeighbourModel
 
 LEAST_EXCHANGE = 1
-"""Minibatches a learner between two exchanges that it begins, where they cost little."""
+"""Minibatches between two exchanges that a learner begins, where they cost little."""
 
 
 @dataclass
 class _Offer:
-    """A model that was sent to a neighbour, as it travelled; it is mixed with that one's own."""
+    """A model as it was sent to a neighbour, to be mixed with the neighbour's."""
 
     model: Vector
     weight: float
@@ -32,7 +32,7 @@ class _Interval:
     longest_s: float = 0.0
     nbytes: int = 0
     agent_s: float = 0.0
-    """Seconds that the agent worked for them: copies, sending, mixing; no waiting."""
+    """Seconds that the agent spent on copying, sending and mixing, without waiting."""
 
     def add(self, partner: Address, seconds: float, nbytes: int) -> None:
         self.partners.add(partner)
@@ -41,9 +41,9 @@ class _Interval:
 
 
 def neighbours(members: Addresses, who: Address) -> list[Address]:
-    """The next and the last on the ring of the members: two, one of two members, none of one.
+    """The neighbours on the ring of members: two, one of two members, none of one.
 
-    A learner that was let in may hear from others before it sees itself among the members.
+    A newcomer may hear from others before it sees itself among the members.
     """
     ring = members if who in members else Addresses((*members, who))
     place = ring.index(who)
@@ -52,32 +52,31 @@ def neighbours(members: Addresses, who: Address) -> list[Address]:
 
 
 class NeighbourParticipant(GossipParticipant):
-    """One learner's part in mixing with both neighbours of a ring.
+    """Exchanges with both neighbours of a ring.
 
     When it is due, learner i sends its model x_i (parameters plus pending deltas) to its left and
     its right neighbour, l and r, and with b_l and b_r, the models that these send to it,
 
         x_i <- x_i + w (b_l - x_i) + w (b_r - x_i),    w = 1/3:    (x_i + b_l + b_r) / 3
 
-    which is a row of the mixing matrix of ADPSGD's ring. Two learners are one neighbour of each
-    other, w = 1/2; a neighbour that sees another number of members says so with its model, and both
-    use the smaller w.
+    which is a row of the mixing matrix of ADPSGD's ring. With two learners w = 1/2; a neighbour
+    that sees another number of members says so with its model, and both use the smaller w.
 
-    **Models are paired.** Of each model that i sends to r exactly one comes back, and x_i in the
-    delta w (b_r - x_i) is the one that r got, so r's delta is w (x_i - b_r), its exact negative.
-    The mixing matrix stays symmetric, and the sum of all models what it is, however different the
-    speeds are and whenever each delta is applied. Mixing in whatever a neighbour has sent last does
-    not do so: with buffers that are t exchanges old the mean moves by 1 / (1 + 2 t / 3) of the mean
-    step, and a neighbour that is slow pulls the others back to the same old model again and again.
-    So a model is mixed in once, and the next comes from that neighbour when it is there.
+    **Models are paired.** For each model that i sends to r exactly one comes back, and x_i in the
+    delta w (b_r - x_i) is the one that r received, so r's delta is w (x_i - b_r), its exact
+    negative. The mixing matrix stays symmetric, and the sum of all models is preserved, however
+    different the speeds are and whenever each delta is applied. Mixing in whatever a neighbour has
+    sent last does not preserve it: with buffers that are t exchanges old the mean moves by
+    1 / (1 + 2 t / 3) of the mean step, and a slow neighbour pulls the others back to the same old
+    model again and again. So each model is mixed in once.
 
-    **Nobody waits.** A neighbour that has sent no model answers one that comes with its own at
-    once, beside its computing: an edge is as fast as the faster of its two ends. Two that send at
-    the same time are each other's answer. With a neighbour that has begun an exchange since the
-    last time, or whose model is still on its way, none is begun.
+    **Nobody waits.** A learner that receives a model and has sent none answers at once, beside its
+    computing: an edge is as fast as the faster of its two ends. Models that cross are each other's
+    answer. No exchange is begun with a neighbour that has begun one since the last tick, or whose
+    model is still on its way.
 
-    Answers are never held back, so there is no circle of waiting, and any number of exchanges can
-    be under way; one with each neighbour is, so the weights of a learner stay positive.
+    Answers are never held back, so there is no deadlock. At most one exchange with each neighbour
+    is under way, so that the weights of a learner stay positive.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class NeighbourParticipant(GossipParticipant):
         super().__init__(replica, every, LEAST_EXCHANGE, precision)
         self._offers: dict[Address, _Offer] = {}
         self._sent: dict[Address, Ranges] = {}
-        """Own work in models that were sent, until the next model of their receiver comes."""
+        """Own work in models that were sent, until the receiver's next model arrives."""
         self._begun_by: set[Address] = set()
         """Neighbours that have begun an exchange since the last tick."""
         self._since_tick = _Interval()
@@ -102,7 +101,7 @@ class NeighbourParticipant(GossipParticipant):
         self._begun_by.clear()
 
     def _end_interval(self, others: list[Address]) -> None:
-        """Tells of the exchanges since the last tick."""
+        """Writes an event for the exchanges since the last tick."""
         ended, self._since_tick = self._since_tick, _Interval()
         self.completed += len(ended.partners.intersection(others))
         if ended.partners:
@@ -147,7 +146,7 @@ class NeighbourParticipant(GossipParticipant):
     # Sending.
 
     def _offer(self, to: list[Address]) -> None:
-        """Begins an exchange with those with whom none is under way; alone, one with oneself."""
+        """Begins exchanges with neighbours with which none is under way; if alone, with itself."""
         others = self._others()
         free = [a for a in to if a not in self._offers and a not in self._refused_by]
         is_member = self.fabric.address in self.fabric.members().addresses()
@@ -180,14 +179,14 @@ class NeighbourParticipant(GossipParticipant):
         return True
 
     def _withdraw(self, who: Address) -> None:
-        """No answer will come: the work stays to be shared."""
+        """Ends an exchange that will not be answered; its work remains to be shared."""
         self._offers.pop(who, None)
         self._open.add(TrainedWork(list(self._sent.pop(who, ()))))
 
     # Receiving.
 
     def _take_in(self, message: Message[NeighbourModel]) -> None:
-        """A neighbour's model: the answer to one's own, or one that is to be answered."""
+        """Mixes in a neighbour's model, which is an answer or is to be answered."""
         sender, body = message.sender, message.body
         self._taken_in(self._sent.pop(sender, ()))
         offer = self._offers.pop(sender, None)
@@ -203,12 +202,12 @@ class NeighbourParticipant(GossipParticipant):
         self._reports.report(body.notes)
 
     def _taken_in(self, work: Ranges) -> None:
-        """This is in the model of another: one that sends has taken in what it got, or will."""
+        """Reports work in an earlier model: its receiver, which has sent since, has taken it in."""
         self._reports.report({self.fabric.address: work})
         self._sent = {who: subtract(ranges, work) for who, ranges in self._sent.items()}
 
     def _mix(self, offer: _Offer, theirs: Vector, weight: float) -> None:
-        """Hands in the weighted difference; the offered model is used up."""
+        """Adds the weighted difference to the parameters; overwrites the offered model."""
         delta = offer.model
         delta.difference(theirs, delta)
         delta.scale(weight)

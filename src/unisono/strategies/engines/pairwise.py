@@ -1,4 +1,4 @@
-"""Exchanges of two: the engine of strategies whose learners mix in pairs, beside computing."""
+"""The engine of strategies whose learners average in pairs, beside computing."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from unisono.strategies.engines.gossip import GossipParticipant
 from unisono.strategies.engines.gossip_messages import Ask, Busy, ModelAnswer
 
 LEAST_EXCHANGE = 4
-"""Minibatches a learner between two exchanges that it begins, where they cost little."""
+"""Minibatches between two exchanges that a learner begins, where they cost little."""
 
 
 class PairwiseParticipant(GossipParticipant):
-    """One learner's part in mixing by pairs.
+    """Exchanges of two learners.
 
     Learner i asks j with its model x_i (parameters plus pending deltas), j answers with x_j, and
 
         x_i <- x_i + (x_j - x_i) / 2        x_j <- x_j + (x_i - x_j) / 2
 
     each as a delta that its own thread adds in its next update. The two are exact negatives of each
-    other, so the sum of all models stays what it is whenever each is applied, and no step that is
-    made meanwhile is lost. In fewer bits each side computes with the two models as they travelled,
-    its own rounded as well, so this holds there, too (``pair_codec``).
+    other, so the sum of all models is preserved whenever each is applied, and no step that is made
+    meanwhile is lost. In fewer bits both sides compute with the two models as they were sent, so
+    this holds there, too (``pair_codec``).
 
-    **One exchange at a time**, from a model that is given to the delta that comes of it: who
-    answers is done at once; who asks, when it has the answer. Asked in between, it takes the
-    question of the very one it asks as its answer (as does that one), tells a lower address that
-    it is busy, and lets a higher one wait. So whoever waits, waits for a lower address: there is
-    no circle, for any number of learners. Computing waits for nothing.
+    **One exchange at a time.** A learner that answers is done at once; one that asks, when it has
+    the answer. If it is asked meanwhile by the learner that it has asked, both take the other's
+    question as the answer; it tells a lower address that it is busy, and lets a higher one wait.
+    So learners wait only for lower addresses, and cannot deadlock. Computing never waits.
 
-    **Refused**, a learner asks the next partner at once; when all that it may ask are busy, the
-    first that tells that it is free. An exchange is due until there was one.
+    **Refused**, a learner asks the next partner at once; when all are busy, the first one that says
+    that it is free. An exchange stays due until it has taken place.
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class PairwiseParticipant(GossipParticipant):
         self._began = 0.0
         self._in_question = TrainedWork()
         self._given: dict[Address, TrainedWork] = {}
-        """Given in answers; the one who asked tells of it, unless it dies."""
+        """Own work given in answers; the receiver reports it, unless it dies."""
         self._waiting: deque[Message[Ask]] = deque()
 
     def partner(self, members: Addresses, round_: int) -> Address:
-        """Whom to ask in one's own round of that number; oneself, if there is nobody else."""
+        """Whom to ask in this learner's round of that number; itself, if there is nobody else."""
         raise NotImplementedError
 
     def _on_tick(self) -> None:
@@ -70,7 +69,7 @@ class PairwiseParticipant(GossipParticipant):
                 self._refused_by.add(message.sender)
 
     def _go_on(self) -> None:
-        """What is due while this learner is in no exchange."""
+        """Does what is due while this learner is in no exchange."""
         while self._asked is None and self._in:
             self._tell_closed()
             if self._ending:
@@ -88,7 +87,7 @@ class PairwiseParticipant(GossipParticipant):
     # Asking.
 
     def _ask(self) -> bool:
-        """Begins an exchange, or ends one with oneself; False: all who may be asked are busy."""
+        """Begins an exchange, or completes one with itself; False: all partners are busy."""
         while (partner := self._choose()) is not None:
             self._began = self.fabric.now()
             model, notes = self._take_model()
@@ -105,7 +104,7 @@ class PairwiseParticipant(GossipParticipant):
         return False
 
     def _choose(self) -> Address | None:
-        """The next partner that is not known to be busy; None as long as this is no member."""
+        """The next partner that is not known to be busy; None: there is none."""
         members = self.fabric.members().addresses()
         for _ in members if self.fabric.address in members else []:
             partner = self.partner(members, self.rounds)
@@ -115,7 +114,7 @@ class PairwiseParticipant(GossipParticipant):
         return None
 
     def _conclude(self, message: Message[Ask] | Message[ModelAnswer]) -> None:
-        """The other's model is here: as an answer, or as a question that crossed one's own."""
+        """Takes the partner's model, from its answer or from its own question."""
         assert self._model is not None and message.vector is not None
         partner = message.sender
         notes = {**message.body.notes, self.fabric.address: self._note(self._in_question)}
@@ -137,12 +136,12 @@ class PairwiseParticipant(GossipParticipant):
         )
 
     def _complete(self) -> None:
-        """The exchange that was due has been; those of a drain are not due."""
+        """Counts an exchange, unless it was one of a drain, which are not due."""
         self.completed += self._is_due
         self._is_due = False
 
     def _give_up(self) -> None:
-        """No answer will come: the work stays to be shared."""
+        """Ends an exchange that will not be answered; its work remains to be shared."""
         work, self._in_question = self._in_question, TrainedWork()
         work.add(self._open)
         self._asked, self._model, self._open = None, None, work
@@ -182,11 +181,11 @@ class PairwiseParticipant(GossipParticipant):
         return self._note(self._in_question)
 
     def _note(self, work: TrainedWork) -> Ranges:
-        """Positions, and those that were given in answers."""
+        """The positions of ``work``, and those given in answers."""
         return merge(work.ranges, *(given.ranges for given in self._given.values()))
 
     def _mix(self, mine: Vector, theirs: Any) -> None:
-        """Hands in half the difference; ``mine`` is used up."""
+        """Adds half the difference to the learner's parameters; overwrites ``mine``."""
         mine.difference(theirs, mine)
         mine.scale(0.5)
         self.replica.add(mine)

@@ -1,4 +1,4 @@
-"""State that a newcomer gets from a living learner."""
+"""Sends a newcomer the state of a living learner."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from unisono.strategies.base import StateBundle
 
 @dataclass(frozen=True)
 class StateHead:
-    """A bundle's plain values, and where its vectors are found."""
+    """A bundle's plain values, and the numbers of its vectors."""
 
     plain: dict[str, Any]
     vectors: dict[str, int]
-    """By name: which of the vectors that are sent it is, those of bundles before included."""
+    """By name; vectors are numbered over all bundles."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ PORT: TypedPort[StateHead | StateVector] = TypedPort("welcome", StateHead | Stat
 
 
 def send_state(fabric: Fabric, to: Address, *bundles: StateBundle) -> None:
-    """Sends bundles; vectors that are equal go once."""
+    """Sends bundles; equal vectors are sent once."""
     sent: list[Vector] = []
     for bundle in bundles:
         known = len(sent)
@@ -40,7 +40,7 @@ def send_state(fabric: Fabric, to: Address, *bundles: StateBundle) -> None:
 
 
 def receive_state(fabric: Fabric, from_: Address, count: int) -> list[StateBundle]:
-    """The inverse, of so many bundles."""
+    """Receives so many bundles."""
     bundles: list[StateBundle] = []
     received: list[Vector] = []
     for _ in range(count):
@@ -57,7 +57,7 @@ def receive_state(fabric: Fabric, from_: Address, count: int) -> list[StateBundl
 
 
 def _place(vector: Vector, sent: list[Vector]) -> int:
-    """Where a vector is among those that are sent; one that is not there is added."""
+    """The number of a vector among those that are sent, to which a new one is appended."""
     for number, other in enumerate(sent):
         if len(vector) == len(other) and vector.equals(other):
             return number

@@ -1,14 +1,15 @@
-"""The engine of strategies that agree all together: an agent beside the learner.
+"""The engine of strategies with sync rounds of all members, run by an agent beside the learner.
 
-One activity, one port. Its messages: the learner's own tick (static sharding), and the
-coordinator's directives and answers (see ``unisono.coordinator.messages``). What is agreed on, and
-what becomes of the result, is the strategy's.
+The agent is one activity with one port, to which the learner's thread sends ticks (static sharding)
+and the coordinator directives and answers. Strategies say what is averaged and how the result is
+used.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,7 +49,7 @@ from unisono.strategies.selection import AllModels, Candidate, Selection
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The result of a sync round, for a member for whom it broke."""
+    """The result of a sync round, for a member for which it broke."""
 
     round: int
     notes: Notes
@@ -56,7 +57,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class SyncState:
-    """What a newcomer gets beside its donor's vectors."""
+    """Sent to newcomers with the donor's vectors."""
 
     rounds: int
     excluded: tuple[Address, ...]
@@ -74,7 +75,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Report:
-    """Tell the coordinator what it was not told yet."""
+    """Report to the coordinator what was not reported yet."""
 
 
 @dataclass(frozen=True)
@@ -89,22 +90,22 @@ AGREED: TypedPort[Done] = TypedPort("agreed")
 
 @dataclass
 class Contribution:
-    """What a learner brings to a sync round."""
+    """What a learner contributes to a sync round."""
 
     vector: Vector
     work: TrainedWork
 
 
 class SyncParticipant(Participant):
-    """Sync rounds of all members, one after the other, done by the agent.
+    """Sync rounds of all members, one after the other, run by the agent.
 
-    A strategy overrides ``contribute`` (what goes in; on the agent's activity) and ``conclude``
-    (what becomes of the mean; there, too). ``report_every``: sync rounds between two reports to the
-    coordinator; reports are sent at once when anybody may wait for them.
+    A strategy overrides ``contribute`` (what is averaged) and ``conclude`` (how the mean is used),
+    which both run on the agent. ``report_every`` is how many sync rounds one report to the
+    coordinator covers; it is sent at once when somebody may wait for it.
 
-    With ``fragments`` above 1 (dynamic sharding) a sync round moves its vectors in so many parts,
-    spread over the time from one round to the next; ``conclude_fragment`` may use each as it comes.
-    A learner that has run out of work ends the pauses of its agent.
+    With ``fragments`` above 1 (dynamic sharding) a sync round sends its vectors in so many parts,
+    spread over the time until the next round; ``conclude_fragment`` may use each as it arrives. The
+    agent does not pause between fragments while its learner is out of work.
     """
 
     report_every = 1
@@ -126,43 +127,43 @@ class SyncParticipant(Participant):
         self._last_notes: Notes | None = None
         self._unreported: tuple[int, Notes] | None = None
         self._unreported_count = 0
-        self._kept: tuple[int, StateBundle] | None = None
         self._round_began: float | None = None
-        """At first when the first minibatch began."""
+        """When the last round began; before the first round, when the first minibatch did."""
         self._round_ended = self.fabric.now()
         self._intervals: deque[float] = deque(maxlen=2)
-        """Between the beginnings of the last rounds."""
+        """Seconds between the beginnings of the last rounds."""
         self._paused_s = 0.0
-        """In the last round, between its fragments."""
+        """Seconds between the fragments of the last round."""
         self._out_of_work = False
         self._timing: RoundTiming | None = None
         self._share = 0
         self._deferred: deque[Directive | Tick | Report] = deque()
 
-    # What a strategy says.
+    # What a strategy overrides.
 
     def contribute(self) -> Contribution:
-        """The vector to average and the work in it, which is also its weight."""
+        """The vector to average and the work in it, whose examples are its weight."""
         raise NotImplementedError
 
     def common(self) -> Vector | None:
-        """A vector that all members have alike, near to what they contribute; None: zero."""
+        """A vector that is the same at all members, near to what they contribute; None: zero."""
         return None
 
     def conclude(self, mean: Vector, contribution: Contribution, members: int) -> None:
-        """The sync round of so many members is complete; ``mean`` is valid until the next one."""
+        """Called when a sync round is complete; ``mean`` is valid until the next one."""
         raise NotImplementedError
 
     def conclude_fragment(self, mean: Vector, contribution: Contribution, part: Bounds) -> None:
-        """A part of the mean is there, and not the last.
+        """Called for each fragment of the mean but the last.
 
-        The round may yet be done again without a member: ``conclude`` has the last word on all.
+        The round may still break and be repeated without a member; ``conclude`` gets the final
+        mean.
         """
 
     # The learner's thread.
 
     def state(self) -> StateBundle:
-        """What rounds in few bits have not sent yet: in checkpoints alone, it is each one's own."""
+        """The residuals of error feedback. They are in checkpoints, but not sent to newcomers."""
         return StateBundle(vectors=self._collective.residuals.vectors())
 
     def load_state(self, bundle: StateBundle) -> None:
@@ -174,7 +175,7 @@ class SyncParticipant(Participant):
         self.fabric.spawn("agent", self._run)
 
     def enter(self, assignment: Assignment | None) -> bool:
-        """Newcomers get a donor's state: the assignment's, or whom the coordinator names."""
+        """Newcomers receive a donor's state; the donor sends it."""
         me = self.fabric.address
         if assignment is None:
             return join_dynamic(self.client, self._receive_state, lambda: self.rounds)
@@ -183,7 +184,7 @@ class SyncParticipant(Participant):
             self.replica.event("pace", round=assignment.first, minibatches=assignment.share)
         self._share = assignment.share
         if me == assignment.donor and assignment.newcomers:
-            # Were this one to die unheard, the newcomers' model would hold what nobody reported.
+            # Otherwise, if this learner died, the newcomers' model would contain unreported work.
             self.flush()
             self.client.call(Sync(), "session")
             for newcomer in assignment.newcomers:
@@ -193,7 +194,7 @@ class SyncParticipant(Participant):
             try:
                 self._receive_state(assignment.donor)
             except Gone:
-                # The others have gone on from a point that nobody can give to this one any more.
+                # The others have gone on, and nobody has the state that the assignment begins with.
                 self.client.call(Retire(), "session")
                 raise Refused(
                     f"{assignment.donor.name} died while it was handing its state over"
@@ -201,16 +202,16 @@ class SyncParticipant(Participant):
         return True
 
     def sync(self, sync_round: int) -> None:
-        """Lets the agent do a sync round, and waits for it."""
+        """Does a sync round, and waits for it."""
         self.begin_round(sync_round)
         self.await_round()
 
     def begin_round(self, sync_round: int) -> None:
-        """Lets the agent do a sync round; one at a time, and nothing else asked of it meanwhile."""
+        """Begins a sync round on the agent; ``await_round`` must follow before anything else."""
         self.fabric.post(PORT, Tick(sync_round))
 
     def await_round(self) -> None:
-        """Waits for the sync round that was begun."""
+        """Waits for the sync round that ``begin_round`` began."""
         with self.waiting():
             self.fabric.receive(AGREED)
 
@@ -220,14 +221,10 @@ class SyncParticipant(Participant):
             self._round_began = self.fabric.now()
 
     def flush(self) -> None:
-        """Lets the agent report what it has not, and waits until it has."""
+        """Reports to the coordinator what was not reported yet."""
         self._out_of_work = True
         self.fabric.post(PORT, Report())
         self.fabric.receive(AGREED)
-
-    def take_checkpoint(self) -> tuple[int, StateBundle] | None:
-        kept, self._kept = self._kept, None
-        return kept
 
     # The agent.
 
@@ -293,7 +290,7 @@ class SyncParticipant(Participant):
     def _attempt(
         self, number: int, members: Sequence[Address], contribution: Contribution, result: Vector
     ) -> Notes:
-        """Tries until it is complete; what went into it, by contributor."""
+        """Repeats a round until it is complete; returns the work in it by contributor."""
         attempt = 0
         work = contribution.work
         candidate = Candidate(work.examples, self.selection.objective())
@@ -328,9 +325,9 @@ class SyncParticipant(Participant):
     def _between(
         self, began: float, contribution: Contribution, result: Vector, part: Bounds
     ) -> None:
-        """A fragment is done: the next one is due in so many parts of the usual interval.
+        """Pauses after a fragment, so that fragments are spread over the usual interval of rounds.
 
-        Until then the learner computes; one that has run out of work waits for the round.
+        Does not pause while the learner is out of work, and waits for the round.
         """
         self.conclude_fragment(result.slice(*part), contribution, part)
         interval = min(self._intervals, default=0.0)
@@ -343,12 +340,12 @@ class SyncParticipant(Participant):
                 break
             if isinstance(message, SendResult | SendState):
                 self._handle(message)
-            elif not isinstance(message, Reply):  # one to an earlier request, which was given up
+            elif not isinstance(message, Reply):  # a late answer to a request that was given up
                 self._deferred.append(message)
         self._paused_s += self.fabric.now() - paused
 
     def _stand(self, number: int) -> Retry | Fetch:
-        """Asks what to do; meanwhile others may need what this member has."""
+        """Asks the coordinator what to do; meanwhile sends others what they need."""
         request = RoundBroken(number)
         sequence = self.client.tell(request, PORT.name)
         while True:
@@ -363,17 +360,15 @@ class SyncParticipant(Participant):
                     self._deferred.append(other)
 
     def _supply(self, number: int, to: Sequence[Address]) -> None:
-        """Hands the last result on, to members for whom the sync round broke."""
+        """Sends the last result to members for which the sync round broke."""
         if self.rounds == number + 1 and self._result is not None and self._last_notes is not None:
+            result = RoundResult(number, self._last_notes)
             for member in to:
-                try:
-                    body = RoundResult(number, self._last_notes)
-                    self.fabric.send(member, RESULTS, body, self._result)
-                except Gone:
-                    continue
+                with suppress(Gone):
+                    self.fabric.send(member, RESULTS, result, self._result)
 
     def _fetch(self, number: int, source: Address, result: Vector) -> Notes | None:
-        """Takes the result from one who has it; None if that one died meanwhile."""
+        """Receives the result from a member that has it; None if that member died."""
         while True:
             try:
                 message = self.fabric.receive(RESULTS, source)
@@ -388,7 +383,7 @@ class SyncParticipant(Participant):
     # Reports to the coordinator.
 
     def _skip(self, work: TrainedWork) -> None:
-        """This learner was left out: nothing of what it trained is in any model."""
+        """Reports work as skipped: this learner was left out of the mean."""
         self.replica.record(skipped=work.note())
         self.client.tell(Skip(work.note()))
 
@@ -402,7 +397,7 @@ class SyncParticipant(Participant):
             self._report()
 
     def _report_if_due(self) -> None:
-        """Where gradients are shared: after the step, which may have been skipped by all."""
+        """Before the next round, so that a step that all skip can still be reported as skipped."""
         if self._unreported_count >= self.report_every:
             self._report()
 
@@ -417,12 +412,10 @@ class SyncParticipant(Participant):
 
     def _send_state(self, newcomer: Address) -> None:
         learner, own = self.replica.export(optimizer=self.optimizer_travels), self.state()
-        Residuals.load(own.vectors)  # stay here
+        Residuals.load(own.vectors)  # takes them out: they stay here
         own.plain["sync"] = to_plain(SyncState(self.rounds, tuple(sorted(self._excluded))))
-        try:
+        with suppress(Gone):
             send_state(self.fabric, newcomer, learner, own)
-        except Gone:
-            return
 
     def _receive_state(self, donor: Address) -> None:
         learner, bundle = receive_state(self.fabric, donor, 2)
@@ -430,5 +423,5 @@ class SyncParticipant(Participant):
         state = from_plain(SyncState, bundle.plain.pop("sync"))
         self.rounds = state.rounds
         self._excluded = set(state.excluded)
-        # What the donor has trained since the last sync round is its own to bring, and only once.
+        # The donor itself contributes what it has trained since the last sync round.
         self.restore(bundle)

@@ -1,4 +1,4 @@
-"""The work in a learner's model that the coordinator has been told of, or has still to be."""
+"""Reports of the work in a learner's model to the coordinator."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from unisono.strategies.base import Replica
 
 
 class WorkReports:
-    """Commits, each reported once by this learner.
+    """Reports commits, each once per learner.
 
-    What the coordinator has not acknowledged travels on with the model, so that it is not lost with
-    this learner. What it has acknowledged need not be reported, nor travel, again, even if another
-    learner, whose own report is still on its way, sends it here once more: otherwise reports would
-    go round for ever.
+    Work that the coordinator has not acknowledged is sent on with the model, so that it is not
+    lost with this learner. Acknowledged work is neither reported nor sent again, even if another
+    learner, whose own report is still on its way, sends it back, or reports would never end.
     """
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._sent: deque[tuple[int, Notes]] = deque()
         self._unacknowledged: Notes | None = {}
-        """Of all that is in ``_sent``; None: it has changed."""
+        """The union of ``_sent``; None: to be computed."""
         self._acknowledged = RangeSet()
         """Positions of learners that are still members."""
 
     @property
     def unacknowledged(self) -> Notes:
-        """What the coordinator may not know yet."""
+        """Work that was reported and not acknowledged yet."""
         self._look()
         if self._unacknowledged is None:
             self._unacknowledged = merge_notes(*(notes for _, notes in self._sent))
         return self._unacknowledged
 
     def report(self, notes: Notes) -> None:
-        """Reports what is new of some work."""
+        """Reports the part of ``notes`` that was not reported before."""
         sent = self.unacknowledged
         fresh = {
             owner: subtract(ranges, sent.get(owner, ()), self._acknowledged)
@@ -48,11 +47,11 @@ class WorkReports:
             self._replica.record(notes={str(owner): note for owner, note in fresh.items()})
 
     def member_gone(self) -> None:
-        """Positions of one who is gone may be another's from now on."""
+        """Forgets what was acknowledged: positions of a lost member may be trained by another."""
         self._acknowledged = RangeSet()
 
     def _look(self) -> None:
-        """Finds out what was acknowledged; that happens in the order in which it was sent."""
+        """Moves reports that were acknowledged, which happens in the order of sending."""
         client, heard = self._replica.client, []
         while self._sent and not client.is_pending(self._sent[0][0]):
             heard.append(self._sent.popleft()[1])
