@@ -131,7 +131,7 @@ def test_ten_in_a_row_end_it_in_one_line(strategy: str) -> None:
 
     with pytest.raises(unisono.UserError) as caught:
         alone(loop)
-    assert "\n" not in str(caught.value) and "ten one after the other" in str(caught.value)
+    assert "\n" not in str(caught.value) and "ten in a row" in str(caught.value)
     assert steps == 2 * IN_A_ROW
     assert flat(model).isfinite().all()
 

@@ -1,4 +1,4 @@
-"""What a user gives to a ``Learner``, checked: one line where it makes no sense."""
+"""Checks the arguments of a ``Learner``; errors are one line."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ _log = logging.getLogger(__name__)
 
 _EVENT_KEYS = ("event", "learner", "time")
 ENOUGH_ROUNDS = 10
-"""In a run; with fewer its learners hardly train together."""
+"""With fewer rounds in a run its learners hardly train together."""
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """A number that counts something.
-
-    Raises:
-        UserError: it is none, or too small.
-    """
+    """Checks an integer argument; raises ``UserError`` if it is none, or too small."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -43,7 +39,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
 
 
 def chosen_strategy(strategy: Any, learners: int) -> Strategy:
-    """The strategy that is meant: by name, as it is, or the default for so many learners."""
+    """The strategy of that name, the instance itself, or the default for so many learners."""
     if strategy is None:
         strategy = "solo" if learners == 1 else "averaging"
     if isinstance(strategy, str):
@@ -57,7 +53,7 @@ def chosen_strategy(strategy: Any, learners: int) -> Strategy:
 
 
 def chosen_optimizers(model: Any, optimizer: Any) -> list[Optimizer]:
-    """One optimizer, or several; they must be the model's."""
+    """Checks one or several optimizers, which must hold parameters of the model."""
     if not isinstance(model, nn.Module):
         raise UserError(f"the model is {type(model).__name__}: it must be a torch.nn.Module")
     several = not isinstance(optimizer, Optimizer) and isinstance(optimizer, Iterable)
@@ -76,10 +72,10 @@ def chosen_optimizers(model: Any, optimizer: Any) -> list[Optimizer]:
 
 
 def event_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``Learner.event`` was given, as JSON has it; numbers of torch and numpy are numbers.
+    """The fields of an event as plain data; scalars of torch and numpy become numbers.
 
     Raises:
-        UserError: it holds something else than numbers, text, and lists or tables of them.
+        UserError: a value is not made of numbers, text, lists and tables.
     """
     plain: dict[str, Any] = {}
     for key, value in fields.items():
@@ -105,7 +101,7 @@ def _number(value: Any) -> Any:
 def warn_of_few_rounds(
     strategy: Strategy, learners: int, minibatches: int, batch_size: int
 ) -> None:
-    """A pace that suits much data leaves learners alone on little."""
+    """Warns if ``every`` is so large that the run has hardly any rounds."""
     for option in fields(strategy):
         every = getattr(strategy, option.name)
         if UNIT not in option.metadata or not isinstance(every, int) or learners < 2:

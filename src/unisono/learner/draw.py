@@ -1,4 +1,4 @@
-"""What ``Learner.draw`` gives: minibatches, all of them or those of one epoch."""
+"""The iterators that ``Learner.draw`` returns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from unisono.learner.planner import Minibatch
 
 
 class NoLengthError(UserError, TypeError):
-    """``len()`` of minibatches that the learners share; a TypeError, as of any iterator."""
+    """``len()`` of a ``draw``, which is unknown; a TypeError, as for any iterator."""
 
 
 class Draw(Iterator[Any]):
-    """The minibatches of one ``draw``, as they come."""
+    """The minibatches of one ``draw``."""
 
     def __init__(self, minibatches: Iterator[Any]) -> None:
         self._minibatches = minibatches
@@ -31,7 +31,7 @@ class Draw(Iterator[Any]):
 
 
 class Draws:
-    """How often ``draw`` may be called, and with what: once, or once in each of ``epochs``."""
+    """Checks calls of ``draw``: once, or once in each of ``epochs``."""
 
     def __init__(self, epochs: int | None) -> None:
         self._epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
@@ -44,7 +44,7 @@ class Draws:
         return self._epochs is None
 
     def next(self, source: Any, epochs: int | None) -> tuple[int, int | None]:
-        """Another call: how many epochs there are in all, and which is meant; None: all."""
+        """Checks another call; returns the number of epochs, and which one this is (None: all)."""
         if self._epochs is None:
             if self._count:
                 raise UserError(
@@ -65,11 +65,11 @@ class Draws:
 
 
 class Stream:
-    """The minibatches of a run at one learner, handed on an epoch at a time.
+    """One learner's minibatches, an epoch at a time.
 
-    The epochs are those of ``place``, so all learners are in the same epoch at about the same time.
-    A minibatch that comes back from a learner that died may be of an earlier epoch; it is trained
-    in the epoch that the learner is in.
+    The epochs are those of ``place``, so all learners are in the same epoch at about the same
+    time. A minibatch that was returned by a learner that died may be of an earlier epoch; it is
+    trained in the current one.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Stream:
         self._epoch_of = epoch_of
         self._advance = advance
         self._next: tuple[Minibatch, Any] | None = None
-        """The first of the next epoch, once it has been seen."""
+        """The first minibatch of the next epoch, if it was drawn already."""
         self.left = False
-        """Whether the loop over the minibatches was left before their end."""
+        """Whether the user's loop was left early."""
 
     def take(self, epoch: int | None) -> Iterator[Any]:
-        """The data of all that are left, or of those up to an epoch."""
+        """The data of all remaining minibatches, or of those up to an epoch."""
         self.left = False
         try:
             while True:

@@ -1,4 +1,4 @@
-"""A step that is not finite is not taken."""
+"""Skips steps that are not finite."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from unisono.errors import UserError
 
 IN_A_ROW = 10
-"""Steps that may be not finite one after the other before the learner leaves."""
+"""So many steps in a row that are not finite mean that the learner has diverged."""
 
 
 class FiniteGuard:
-    """Looks at the gradients before a step.
+    """Checks the gradients before a step.
 
-    The sum of a gradient is a number that is not finite if any of its values is. On a GPU this is
-    one device-to-host read a step, as in GradScaler; where a GradScaler of the user's watches
-    already it has found what there is to find, and calls no ``step``.
+    On a CPU it sums each gradient: the sum is not finite if any value is not. On a GPU this is one
+    device-to-host read per step, as in GradScaler. If the user's own GradScaler finds such a
+    gradient first, it does not call ``step``.
     """
 
     def __init__(self) -> None:
@@ -26,16 +26,16 @@ class FiniteGuard:
         self._in_a_row = 0
 
     def mark(self, loss: torch.Tensor, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """Makes the gradients of a loss that is not finite not finite, too, whatever they are.
+        """If the loss is not finite, makes the gradients not finite, too.
 
-        So what is decided from gradients that learners share is decided alike by all.
+        So learners that share gradients all decide alike.
         """
         if not loss.is_cuda and math.isfinite(loss.item()):
             return
         for parameter in parameters():
             grad = parameter.grad
             if grad is not None and grad.numel() > 0:
-                # 0 for a finite loss, which need not be read from the device to know it.
+                # 0 for a finite loss, else NaN; without reading the loss from the device.
                 zero = loss.detach().reshape(()) * 0
                 grad[(0,) * grad.dim()].add_(zero.to(grad.device))
                 return
@@ -53,7 +53,7 @@ class FiniteGuard:
         return finite
 
     def count(self) -> None:
-        """A step was not taken."""
+        """Counts a step that was not taken."""
         self.skipped += 1
         self._in_a_row += 1
 
@@ -67,7 +67,7 @@ def _are_finite(grads: list[torch.Tensor]) -> bool:
     if any(grad.is_cuda for grad in grads):
         largest = torch._foreach_norm(grads, math.inf)
         return bool(torch.stack([value.float() for value in largest]).isfinite().all())
-    # One by one: the next read, the optimizer's, finds in the cache what this one has read.
+    # One by one, so that the optimizer finds the gradient in the cache.
     return all(math.isfinite(_sum(grad)) for grad in grads)
 
 

@@ -42,7 +42,7 @@ from unisono.learner.update_hooks import UpdateHooks
 from unisono.strategies.base import StateBundle, Strategy, describe
 
 _STATE, _SPARE = 16, 1 << 26
-"""The longest vector that others may send: of the optimizer's state, by the model's size."""
+"""Others may send vectors of up to ``_STATE`` times the model's bytes plus ``_SPARE``."""
 
 
 class Learner:
@@ -53,20 +53,20 @@ class Learner:
         optimizer: your optimizer, or several that together make one update.
         strategy: how learners share what they learn: a name or an instance. Without one: ``solo``
             for one learner, ``averaging`` for more.
-        epochs: for a loop over epochs with a ``draw`` in each: how many there will be. Without it
-            ``draw`` is called once, and is given all epochs.
-        seed: of the order of the data; the same for all learners.
-        prefetch: minibatches made ahead, beside the training.
-        checkpoints: a directory for checkpoints, and for ``metrics.jsonl``: what ``event`` was
-            given, and what the learners tell of themselves.
-        checkpoint_every: examples (of all learners) between checkpoints; 0: once an epoch.
-        keep: how many checkpoints stay.
-        resume: go on from the newest whole checkpoint, if there is one.
+        epochs: how many epochs a loop with one ``draw`` per epoch will have. Without it ``draw`` is
+            called once, with all epochs.
+        seed: for the order of the data; the same for all learners.
+        prefetch: minibatches to load ahead, in the background.
+        checkpoints: a directory for checkpoints, and for ``metrics.jsonl`` with the events of the
+            run.
+        checkpoint_every: examples (of all learners) between checkpoints; 0: once per epoch.
+        keep: how many checkpoints to keep.
+        resume: continue from the newest complete checkpoint, if there is one.
         extra_state: other objects whose state belongs in a checkpoint: schedulers, a GradScaler.
-        log: a file for what this learner trained and saw agreed, one JSON line each.
-        quiet: say nothing at the start; otherwise learner 0 says how the strategy works.
-        reduce_gradients: called after each backward pass, before the strategy sees the gradients:
-            for a learner whose minibatches are computed by several processes.
+        log: a file for what this learner trained and what was averaged, in JSON lines.
+        quiet: print nothing at the start; otherwise learner 0 prints what the strategy does.
+        reduce_gradients: called after each backward pass, before the strategy sees the gradients;
+            for a learner of several processes.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Learner:
         self._restored_state: StateBundle | None = None
         self._feed: DataFeed | None = None
         self._stream: Stream | None = None
-        self._stopped = False  # only where nothing is shared: there it ends the loop at once
+        self._stopped = False  # only where nothing is shared, and a stop ends the loop at once
         self._progress: Progress | None = None
         self._rejoiner: Rejoiner | None = None
         self._inside = False
@@ -188,7 +188,7 @@ class Learner:
         all_epochs, epoch = self._draws.next(source, epochs)
         if self._stream is None:
             self._storage.check_device()
-            # First the workers: forked now, they inherit no connection of the run.
+            # Fork the workers before there are connections that they would inherit.
             feed = self._feed = make_feed(
                 as_source(source, batch_size, minibatches), all_epochs, self._seed, self._placement
             )
@@ -198,11 +198,10 @@ class Learner:
     def stop(self) -> None:
         """Ends the loops of all learners early, for example when validation gets no better.
 
-        Nothing more is handed out. What the learners have in hand is still trained, so that the
-        model is one that all agree on: with ``averaging`` up to four rounds more, with
-        ``allreduce`` some steps, with ``solo`` none. Then the loops end as they do after the last
-        epoch, and ``is_leader`` is true on one learner. A checkpoint can be resumed as if there had
-        been no stop.
+        No more minibatches are handed out. Those that learners have are still trained, so that all
+        end with the same model: with ``averaging`` up to four more rounds, with ``allreduce`` some
+        steps, with ``solo`` none. Then the loops end as after the last epoch, and ``is_leader`` is
+        true on one learner. A checkpoint can be resumed as if there had been no stop.
         """
         rejoiner = self._need_rejoiner()
         with rejoiner.surviving():
@@ -210,12 +209,11 @@ class Learner:
         self._stopped = rejoiner.session.shares_nothing
 
     def scheduler(self, optimizer: Optimizer, factor: Callable[[float], float]) -> LambdaLR:
-        """A learning rate by ``progress``: the optimizer's own rate times ``factor(progress)``.
+        """A scheduler by ``progress``: the optimizer's own rate times ``factor(progress)``.
 
-        A scheduler that counts steps ends in the wrong place, because each learner takes only its
-        share of them. This one is a ``torch.optim.lr_scheduler.LambdaLR`` that looks at how far the
-        run is whenever ``step()`` is called, as often as you like. It has nothing to keep in a
-        checkpoint::
+        A scheduler that counts steps does not reach its end, because each learner takes only its
+        share of them. This ``torch.optim.lr_scheduler.LambdaLR`` uses the progress of the run
+        whenever ``step()`` is called, as often as you like. It has no state for checkpoints::
 
             scheduler = learner.scheduler(optimizer, lambda progress: 0.1**progress)
             for x, y in learner.draw(loader, epochs=10):
@@ -225,10 +223,10 @@ class Learner:
         return LambdaLR(optimizer, lambda step: factor(self.progress))
 
     def backward(self, loss: torch.Tensor, *, accumulate: bool = False) -> None:
-        """``loss.backward()``; after it ``.grad`` is what the strategy wants stepped with.
+        """``loss.backward()``; afterwards ``.grad`` is what the optimizer should step with.
 
         With ``accumulate`` more gradients follow before the next ``optimizer.step()``; strategies
-        that share gradients wait for the last.
+        that share gradients do so after the last.
         """
         rejoiner = self._need_rejoiner()
         session = rejoiner.session
@@ -260,7 +258,7 @@ class Learner:
 
     @contextmanager
     def consensus(self) -> Iterator[nn.Module]:
-        """Inside, the model holds the consensus; after it, its own parameters again."""
+        """A context in which the model holds the consensus in place of its own parameters."""
         session = self._session
         vector = None if session is None or self._rejoiner is None else self._rejoiner.consensus()
         if session is None or vector is None:
@@ -271,7 +269,7 @@ class Learner:
 
     @property
     def progress(self) -> float:
-        """The share of all minibatches that were handed out so far, 0 to 1; it never goes back.
+        """The share of all minibatches that were handed out so far, 0 to 1; it never decreases.
 
         Static sharding: the same on all learners at the same step of a round.
         """
@@ -284,9 +282,9 @@ class Learner:
 
     @property
     def is_leader(self) -> bool:
-        """After the loop: true on the one learner that should save the model.
+        """After the loop: whether this is the one learner that should save the model.
 
-        After a ``break`` this leaves the run, and the last one to leave leads.
+        After a ``break`` this leaves the run, and is true on the last learner to leave.
         """
         if self._rejoiner is None or self._session is None:
             return False
@@ -298,7 +296,7 @@ class Learner:
     def event(self, name: str, **fields: Any) -> None:
         """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``.
 
-        Numbers in it are drawn by ``unisono report``, in a chart for each name.
+        ``unisono report`` draws its numbers in a chart for each name.
         """
         if self._inside and self._rejoiner is not None and self._progress is not None:
             told = {"global_examples": self._progress.examples, **event_fields(name, fields)}
@@ -430,13 +428,13 @@ class Learner:
         session.stepper.start()
 
     def _before_rejoin(self) -> None:
-        """What was under way in the last incarnation will be trained by somebody else."""
+        """Drops what was under way in the last incarnation; others will train it."""
         self._optimizers.clear_gradients()
         if self._feed is not None:
             self._feed.forget()
 
     def _close(self) -> None:
-        """The workers are stopped first: whoever waits for one of them must be woken."""
+        """Closes everything; the workers are stopped first, to wake threads that wait for them."""
         if self._feed is not None:
             self._feed.stop()
         self._placement.close()
@@ -456,7 +454,7 @@ class Learner:
         if self._guard.has_diverged:
             raise Diverged(
                 f"learner {self.number}: {self._guard.skipped} steps were not finite, the last "
-                "ten one after the other"
+                "ten in a row"
             )
         if not progress.current.stand_in:
             assert self._feed is not None

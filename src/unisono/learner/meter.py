@@ -1,4 +1,4 @@
-"""What a learner says about itself, about once a second."""
+"""The ``train`` event of a learner, about once a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERIOD = 1.0
 
 
 class Meter:
-    """Counts examples and waiting; reports what happened since the last report."""
+    """Counts examples and seconds of waiting for the ``train`` event."""
 
     def __init__(self) -> None:
         self.examples = 0
@@ -24,7 +24,7 @@ class Meter:
         self._now: Callable[[], float] = lambda: 0.0
 
     def start(self, session: Session[Any]) -> None:
-        """A life of the learner begins."""
+        """Begins to measure an incarnation of the learner."""
         self._session = session
         self._now = session.fabric.now
         self._loss: torch.Tensor | None = None
@@ -35,18 +35,18 @@ class Meter:
         self._round_before = 0.0
 
     def loss(self, loss: torch.Tensor) -> None:
-        """Adds up losses where they are; nothing is read from a device here."""
+        """Adds up losses on their device, without reading them."""
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
         self._losses += 1
 
     def trained(self, examples: int) -> bool:
-        """A minibatch is done; says whether it is time for a report."""
+        """Counts a minibatch; returns whether a report is due."""
         self.examples += examples
         return self._now() - self._since >= PERIOD
 
     def report(self, progress: float, global_examples: int, learning_rate: float) -> None:
-        """One ``train`` event about the time since the last."""
+        """Writes a ``train`` event for the time since the last one."""
         session = self._session
         if session is None or self._losses == 0 or self._loss is None:
             return

@@ -1,4 +1,4 @@
-"""The user's own optimizers, watched: when they step, and whether the step may happen."""
+"""Hooks on the steps of the user's own optimizers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Optimizers:
     """One or several optimizers that together make one update.
 
     The update begins with the first ``step`` and is done when each has stepped, or when one of
-    them steps again. ``before`` is called when it begins, and again when there were new gradients
-    in the middle of it. It returns whether the step may happen: if not, the gradients are taken
-    away, so that the optimizer finds nothing to do.
+    them steps again. ``before`` is called when it begins, and again after new gradients in the
+    middle of it. It returns whether the step may be taken: if not, the gradients are set to None,
+    so that the optimizer does nothing.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Optimizers:
             self._hooks.append(optimizer.register_step_post_hook(partial(self._post, place)))
 
     def unwatch(self) -> None:
-        """Leaves the optimizers as they were."""
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -74,7 +74,7 @@ class Optimizers:
     def gradients_gone(self) -> bool:
         """Whether no gradient is left, as after ``zero_grad`` without a step before it.
 
-        Values are looked at only if somebody has written since ``note_gradients``.
+        Values are read only if a gradient was written since ``note_gradients``.
         """
         if self._touched is not None:
             parameter, version = self._touched
@@ -96,7 +96,7 @@ class Optimizers:
         return bool(self._stepped)
 
     def finish_update(self) -> None:
-        """Takes the update as done although not all have stepped: the user goes on without."""
+        """Ends the update, although some optimizers may not have stepped."""
         self._stepped.clear()
         self._after()
 

@@ -1,4 +1,4 @@
-"""Where a learner lives: alone, in a process of a run on one or more hosts, or in a simulation."""
+"""Where a learner runs: as a single process, one process of several, or in a simulation."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ CREDENTIALS = "UNISONO_CREDENTIALS"
 INTERFACE = "UNISONO_INTERFACE"
 COORDINATOR_SOCKET = "coordinator.sock"
 ENDPOINT = "endpoint"
-"""The file where the coordinator notes how it is reached, also for its next incarnation."""
+"""The file in which the coordinator keeps its endpoint over a restart."""
 _NEVER_S = 1e7
-"""Alone nobody is presumed dead: a process that is stopped stops its coordinator, too."""
+"""A single process is never presumed dead: pausing it pauses its coordinator, too."""
 
 
 def stacks_file(directory: Path, number: int) -> Path:
-    """Where a learner on this machine writes the stacks of its threads when it is asked to."""
+    """The file to which a learner on this machine writes its stacks when asked to."""
     return directory / f"stacks-{number}.txt"
 
 
 def link_environment(links: LinksConfig) -> dict[str, str]:
-    """What a process on another machine is told of its links, as environment variables."""
+    """Environment variables with the link settings, for a process on another machine."""
     return {INTERFACE: links.interface} if links.interface else {}
 
 
 def commit_checkpoint(written: CheckpointWritten) -> None:
-    """What a coordinator does when the last part of a checkpoint is there, or was given up."""
+    """Completes a checkpoint of which all parts are written, or gives it up."""
     if written.error:
         give_up(Path(written.folder), written.error)
         return
@@ -59,7 +59,7 @@ def commit_checkpoint(written: CheckpointWritten) -> None:
 
 
 class Placement(Protocol):
-    """What a learner needs to know of its place in the run."""
+    """Which learner this is, and how it gets its node."""
 
     number: int
     """Which learner this is."""
@@ -68,11 +68,11 @@ class Placement(Protocol):
     timeout: float
     """Seconds after which a silent learner is presumed dead."""
     host: str
-    """What the machine is called."""
+    """The name of the machine."""
 
     @property
     def cost(self) -> float:
-        """Seconds that the next minibatch takes, where time is simulated."""
+        """Seconds that the next minibatch takes in simulation."""
 
     def node(self, address: Address) -> Fabric:
         """A node for this learner, in this incarnation."""
@@ -92,7 +92,7 @@ class SingleProcess:
     sink: Callable[[dict[str, Any]], None] | None = None
     requests: Requests | None = None
     began: float | None = None
-    """When the clock of the events is at 0, by the monotonic clock; None: when the node is made."""
+    """The monotonic time at which the events' clock is 0; None: when the node is made."""
     host: str = field(default_factory=platform.node)
     service: Service | None = field(default=None, init=False)
     _host: Host | None = field(default=None, init=False)
@@ -119,7 +119,7 @@ class SingleProcess:
             try:
                 serve(service)
             except Exception as error:
-                # Nobody else would ever tell the learner, which waits for an answer.
+                # Otherwise the learner would wait for an answer for ever.
                 node.cancel(error)
 
         coordinator.spawn("serve", work)
@@ -136,9 +136,8 @@ class SingleProcess:
 class LaunchedProcess:
     """One of several processes of a run, started by ``unisono`` or by another launcher.
 
-    With a ``directory`` it reaches the processes of this machine, over sockets in that folder; with
-    a ``network`` those of other machines. ``coordinator`` is where that one is reached, if it is
-    not a socket in the directory.
+    It reaches processes of this machine by sockets in ``directory``, and those of others by
+    ``network``. ``coordinator`` is its endpoint, unless that is a socket in the directory.
     """
 
     directory: Path | None
@@ -153,7 +152,7 @@ class LaunchedProcess:
 
     @classmethod
     def from_environment(cls) -> LaunchedProcess | None:
-        """As the launcher has set it; None if this process was started by hand."""
+        """The placement that the launcher has set; None if there is no launcher."""
         given = os.environ
         if DIRECTORY not in given and COORDINATOR_AT not in given:
             return None
@@ -172,7 +171,7 @@ class LaunchedProcess:
         )
 
     def node(self, address: Address) -> Fabric:
-        """A node of this process; the process listens from the first one on."""
+        """A node of this process, which listens from the first one on."""
         if self.directory is not None:
             coordinator = self.coordinator or f"unix:{self.directory / COORDINATOR_SOCKET}"
         else:
@@ -187,7 +186,7 @@ class LaunchedProcess:
             require_files(self.learners)
             network = self.network
             if network is not None:
-                # Whoever is dead must have been declared so before it counts as out of reach.
+                # The dead must be declared so before they count as unreachable.
                 network = replace(network, patience=max(network.patience, 3 * self.timeout))
             self._host = Host(self.directory, network=network)
             if network is not None:
@@ -202,14 +201,14 @@ class LaunchedProcess:
 
 
 _lived: set[tuple[str, int]] = set()
-"""Coordinators of runs that this process has taken part in, and as which learner."""
+"""The runs that this process has taken part in: their coordinators and its number."""
 
-_placement: ContextVar[Placement | None] = ContextVar("unisono_site", default=None)
+_placement: ContextVar[Placement | None] = ContextVar("unisono_placement", default=None)
 
 
 @contextmanager
 def at_placement(placement: Placement) -> Iterator[None]:
-    """Learners that are made inside live there."""
+    """Learners that are made inside get this placement."""
     token = _placement.set(placement)
     try:
         yield
@@ -218,7 +217,7 @@ def at_placement(placement: Placement) -> Iterator[None]:
 
 
 def find_placement() -> Placement:
-    """Where a new learner lives.
+    """The placement of a new learner.
 
     Raises:
         UserError: another launcher has started this process, and the learners cannot meet.
@@ -229,7 +228,7 @@ def find_placement() -> Placement:
 
 
 def _of_launcher() -> Placement | None:
-    # They are built on this module.
+    # These import this module.
     from unisono.learner.rank_placement import OfLauncher
     from unisono.learner.ranks import Rank
 

@@ -1,4 +1,4 @@
-"""What a learner does next, as the coordinator assignments or lends it."""
+"""What a learner does next, by its assignments or leases."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ NO_ROUND = -1
 
 @dataclass(frozen=True)
 class EndOfRound:
-    """This learner's part of a round is trained, or there is nothing for it to train."""
+    """This learner's part of a round is trained, or was empty."""
 
     sync_round: int
     checkpoint: bool
 
 
 class Minibatch(NamedTuple):
-    """One position of the pool in this learner's hands."""
+    """One position of the pool, leased or assigned to this learner."""
 
     position: int
     sync_round: int = NO_ROUND
     """Static sharding: the sync round that ends its round."""
     end: EndOfRound | None = None
-    """Static sharding: set if it is the last one of this learner's part."""
+    """Static sharding: set on the last minibatch of this learner's part."""
     stand_in: bool = False
-    """Another learner's: computed to keep step, with weight 0."""
+    """A minibatch of another learner, computed with weight 0 to stay in lockstep."""
     place: int = 0
-    """Its place in the order of time: what ``every`` and ``epoch`` count.
+    """Its place in the order of time, which ``every`` and ``epoch`` count.
 
     Static sharding: at step ``k`` of a round member ``i`` of ``W`` has place ``k W + i`` of the
     round, though the positions of its part lie one after the other. Each place is that of one
@@ -44,8 +44,8 @@ class Minibatch(NamedTuple):
     reached: int = 0
     """How far the pool is handed out once it is trained, as a position.
 
-    Static sharding: the same for all learners at the same step of a round, so that what a user
-    makes of it (a learning rate) is the same, too.
+    Static sharding: the same for all learners at the same step of a round, and so are learning
+    rates that depend on it.
     """
 
 
@@ -58,7 +58,7 @@ class NewAssignment:
 
 @dataclass(frozen=True)
 class NoFreeLease:
-    """No lease is free at the moment: flush."""
+    """No lease is free at the moment: share what was trained."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ Item = Minibatch | NewAssignment | EndOfRound | NoFreeLease | PoolExhausted
 
 @dataclass(frozen=True)
 class Planner:
-    """Asks for assignments or leases, ahead of the training."""
+    """Requests assignments or leases, ahead of training."""
 
     client: Client
     address: Address
@@ -87,7 +87,7 @@ class Planner:
     """Positions to ask for at a time (dynamic sharding)."""
 
     def items(self) -> Iterator[Item]:
-        """Everything, until the pool is empty and committed."""
+        """All items, until the pool is empty and committed."""
         if self.round_plan.sharding is Sharding.STATIC:
             return self._static()
         return self._dynamic()
@@ -135,7 +135,7 @@ class Planner:
             yield end
 
     def _crosses(self, ranges: list[Range]) -> bool:
-        """Whether a round goes over a multiple of ``checkpoint_every``."""
+        """Whether a round crosses a multiple of ``checkpoint_every``."""
         every = self.checkpoint_every
         return every > 0 and any(stop // every > start // every for start, stop in ranges)
 

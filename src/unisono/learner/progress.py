@@ -1,4 +1,4 @@
-"""Where a learner is in its data."""
+"""How far a learner and its run are in the data."""
 
 from __future__ import annotations
 

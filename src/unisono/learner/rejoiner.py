@@ -1,4 +1,4 @@
-"""The learner's lives in a run: one session after the other."""
+"""A learner's incarnations in a run: one session after the other."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LONGEST_TRACEBACK = 32768
 class Rejoiner:
     """Sessions of one learner.
 
-    A refusal (the learner was presumed dead) ends a life, not the loop: until the next minibatch
-    nothing that the user does has an effect on the run, and that minibatch is drawn in the next
-    life, with the state of a learner that is in step.
+    A refusal (the learner was declared dead) ends an incarnation, not the user's loop: until the
+    next minibatch nothing that the user does affects the run, and that minibatch is drawn by the
+    next incarnation, with a donor's state.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class Rejoiner:
         self._incarnation = 0
         self._refused = False
         self.current: Session[Any] | None = None
-        """The life that is lived, or the last one; None between two."""
+        """The current session, or the last one; None between two."""
         self._left = False
         self._last_consensus: Vector | None = None
         self.leads = False
-        """After ``leave_early``: whether this learner sees to the model."""
+        """After ``leave_early``: whether this learner is the leader."""
 
     @property
     def session(self) -> Session[Any]:
-        """The current life."""
+        """The current session."""
         assert self.current is not None
         return self.current
 
@@ -75,7 +75,7 @@ class Rejoiner:
             self._on_rejoin()
 
     def surviving(self) -> Rejoiner:
-        """A refusal inside ends the life, quietly."""
+        """A context in which a refusal ends the incarnation, without an exception."""
         return self
 
     def __enter__(self) -> None:
@@ -92,10 +92,10 @@ class Rejoiner:
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """The loop is over: leaves in good order, or says what went wrong.
+        """Leaves after the loop, or reports its error.
 
-        A learner that has lost one of its processes says nothing: it is lost, the run has not
-        failed.
+        A learner that has lost one of its processes reports nothing: it is lost, and the run has
+        not failed.
         """
         if self.current is None:
             return
@@ -114,14 +114,14 @@ class Rejoiner:
         if not self._left and self.current is not None:
             self.current.replica.abort_update()
             with self.surviving():
-                self.current.stepper.write_checkpoint()  # others may have written theirs
+                self.current.stepper.write_checkpoint()  # if due: others may have written theirs
                 if self.current.shares_nothing:
                     self.current.participant.flush()
                 self._last_consensus = self.current.participant.consensus()
             self.leads = self.leave()
 
     def leave(self) -> bool:
-        """Leaves the run in good order, once; whether it sees to the model."""
+        """Leaves the run, once; returns whether this learner is the leader."""
         leads = False
         if not self._left and self.current is not None:
             self._left = True
@@ -137,7 +137,7 @@ class Rejoiner:
         self._on_join(self.current)
 
     def _report(self, error: Exception) -> None:
-        """A bug (or bad input) ends the run everywhere, with this traceback first."""
+        """Fails the run everywhere: an error of the user, or a bug with its traceback."""
         if isinstance(error, UserError):
             cause, text = error.cause, str(error)
         else:
@@ -145,14 +145,14 @@ class Rejoiner:
         try:
             self.session.client.tell(Failed(cause, text[-_LONGEST_TRACEBACK:]))
             if self._placement.learners == 1:
-                # The coordinator may end with this very process: not before it has noted it.
+                # The coordinator may be in this process, which must not end before it has heard.
                 self.session.client.call(Sync(), "session")
         except Cancelled:
             return
 
 
 def reason_of(end: BaseException) -> BaseException:
-    """Why a node was cancelled; any other exception is its own reason."""
+    """The reason for which a node was cancelled; any other exception is its own."""
     if isinstance(end, Cancelled) and end.__cause__ is not None:
         return end.__cause__
     return end

@@ -12,7 +12,7 @@ from unisono.strategies.base import Snapshot, StateBundle, TrainedWork, Updater
 
 
 class Storage(Protocol):
-    """Where the parameters are: a torch model, a toy, or only their size."""
+    """Holds the parameters: a torch model's, a toy model's, or only their size."""
 
     @property
     def parameters(self) -> Sequence[Any]:
@@ -108,12 +108,12 @@ class LearnerReplica:
 
     @property
     def is_showing(self) -> bool:
-        """Whether the model holds something else than the learner's own parameters."""
+        """Whether the model holds other parameters than the learner's own."""
         return self._own is not None
 
     @contextmanager
     def showing(self, value: Vector) -> Iterator[None]:
-        """Inside, the model holds ``value``; what others see of this learner stays its own."""
+        """A context in which the model holds ``value``; others still see the learner's own."""
         with self._lock:
             own: Vector = self._storage.new()
             self._storage.read(own)()
@@ -151,7 +151,7 @@ class LearnerReplica:
             self._lock.__exit__(None, None, None)
 
     def replace(self, value: Vector) -> None:
-        """Sets the parameters; what is pending was in the snapshot of which the value was made."""
+        """Sets the parameters; pending deltas are in the value already."""
         with self._lock:
             self._write(value)
             self._pending, self._pending_is_read = None, False
@@ -191,7 +191,7 @@ class LearnerReplica:
     def add(self, delta: Vector) -> None:
         with self._lock:
             if self._pending is not None:
-                # Not the other way round: a snapshot may still be reading what was pending.
+                # Not the other way round: a snapshot may still be reading the pending delta.
                 delta.add(self._pending)
             self._pending, self._pending_is_read = delta, False
 
@@ -235,7 +235,7 @@ class LearnerReplica:
         self._storage.update_ended()
 
     def _begin_read(self) -> Callable[[], Vector]:
-        """Fixes the instant of a snapshot; the copy may go on after the lock is free."""
+        """Begins a snapshot; copying may continue after the lock is released."""
         vector: Vector = self._storage.new()
         if self._own is None:
             finish = self._storage.read(vector)

@@ -1,4 +1,4 @@
-"""One life of a learner in a run: joined, fed, and gone again."""
+"""One incarnation of a learner in a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from unisono.pool.ranges import merge
 from unisono.strategies.base import Participant, Sharding, Strategy
 
 T = TypeVar("T")
-
-__all__ = ["Session", "Task"]
 
 
 class Session(Generic[T]):
@@ -56,7 +54,7 @@ class Session(Generic[T]):
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether no other learner ever waits for this one: it may end its loop at any step."""
+        """Whether no other learner ever waits for this one, which may then stop at any step."""
         return (
             self._round_plan.sharding is Sharding.STATIC and not self._round_plan.commits_by_round
         )
@@ -70,7 +68,7 @@ class Session(Generic[T]):
         ]
 
     def _phase(self) -> Phase:
-        """What the learner's own thread does; asked by another one."""
+        """What the learner's own thread is doing; called by another thread."""
         others, data = self.participant.waiting_since, self.stepper.waiting_since
         if others is not None:
             doing, since = Doing.OTHERS, others
@@ -81,12 +79,12 @@ class Session(Generic[T]):
         return Phase(doing, self.fabric.now() - since, self._link_rates.slowest())
 
     def join(self) -> None:
-        """Becomes a member, gets its state and begins to plan."""
+        """Becomes a member, gets its state and begins to request minibatches."""
         self.enroll()
         self.stepper.start()
 
     def enroll(self) -> bool:
-        """Becomes a member and says what it wants to train; whether it is the first to say it."""
+        """Becomes a member and opens the job; returns whether it is the first to do so."""
         self.client.call(
             Join(self.fabric.endpoint, self._task.metrics, *self._task.machine), "session"
         )
@@ -109,12 +107,12 @@ class Session(Generic[T]):
         return answer.new
 
     def _digest(self) -> str:
-        """Of what a donor would send at the start of a run; empty: there is nothing to compare."""
+        """Of the state that a donor would send at the start of a run; empty: not needed."""
         if self._task.single or self._task.sync_round > 0:
             return ""
         return self.replica.export(optimizer=self.participant.optimizer_travels).digest()
 
     def leave(self) -> None:
-        """Says goodbye once nothing of this learner is uncommitted."""
+        """Leaves once all of this learner's work is committed."""
         self.stepper.finish()
         self.client.call(Leave(), "session")

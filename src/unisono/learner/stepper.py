@@ -1,4 +1,4 @@
-"""The step that every strategy shares: minibatches in, rounds at the right moments."""
+"""The training step that all strategies share."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from unisono.strategies.base import Participant, Sharding, TrainedWork
 
 T = TypeVar("T")
 _WAITING = (NoFreeLease, PoolExhausted)
-"""Items before which all others must have been trained."""
+"""Items that come after all earlier ones were trained."""
 
 
 class Stepper(Generic[T]):
-    """Drives one participant: what to train next, what was trained, when a round ends.
+    """Calls the participant's hooks, from minibatch to minibatch.
 
-    A minibatch is *open* from ``backward_done`` until ``update_done`` (its gradient is in an
-    optimizer step) or ``skipped`` (it never will be). A part is closed by the update on its last
-    minibatch, or by the following ``next`` if that update does not come: nobody waits for a step
-    that another skipped. What is open when the pool has nothing more to give is skipped, too.
+    A minibatch is *open* from ``backward_done`` until ``update_done`` (its gradient was used by an
+    optimizer step) or ``skipped`` (it never will be). A learner's part of a round ends with the
+    update on its last minibatch, or with the following ``next`` if there is no such update: nobody
+    waits for a step that another skipped. What is open when the pool is exhausted is skipped, too.
     """
 
     def __init__(
@@ -48,28 +48,28 @@ class Stepper(Generic[T]):
         self._items: Iterator[tuple[Item, T | None]] | None = None
         self._current: Minibatch | None = None
         self._seen = False
-        """Whether the current minibatch had its backward."""
+        """Whether the current minibatch had a backward pass."""
         self._agreed = False
         """Whether its gradients were shared already."""
         self._open = TrainedWork()
         self._has_open = False
         self._end: EndOfRound | None = None
-        """The part's end, from its last minibatch until it is closed."""
+        """Set on the last minibatch of this learner's part of a round, until the round ends."""
         self._last_round = 0
         self._checkpoint_due = False
         self.data_wait_s = 0.0
         self.waiting_since: float | None = replica.fabric.now()
-        """When it began to wait for a minibatch, while it does: at first for its state, too."""
+        """Since when it has waited for a minibatch, at first for its state; None: it does not."""
         self.computing_since = 0.0
-        """When the current minibatch was there."""
+        """When the current minibatch was drawn."""
         self._leader: Address | None = None
         self.stopped = False
         """At the end: whether the run was stopped before its last epoch."""
         self.entered = False
-        """Whether this learner has the run's parameters: one that came too late never gets them."""
+        """Whether this learner has the run's parameters; one that came too late never gets them."""
 
     def start(self) -> None:
-        """The learner has joined: gets its state, and begins to plan."""
+        """Gets the run's state, and begins to request minibatches."""
         self._participant.start()
         if self._planner.round_plan.sharding is Sharding.DYNAMIC:
             self.entered = self._participant.enter(None)
@@ -103,7 +103,7 @@ class Stepper(Generic[T]):
             self.write_checkpoint()
 
     def backward_done(self, *, accumulate: bool = False) -> None:
-        """The gradient of the current minibatch is there."""
+        """Called after the backward pass on the current minibatch."""
         current = self._current
         if current is None:
             raise UserError("the data is over: backward belongs into the loop over learner.draw()")
@@ -122,7 +122,7 @@ class Stepper(Generic[T]):
 
     @property
     def is_leader(self) -> bool:
-        """At the end: whether this learner is the one that sees to the final model."""
+        """At the end: whether this learner should save the final model."""
         return self._leader == self._replica.fabric.address
 
     @property
@@ -131,11 +131,11 @@ class Stepper(Generic[T]):
         return self._has_open
 
     def update_begins(self) -> bool:
-        """The optimizer is about to step; False: its step happens elsewhere."""
+        """Called before the optimizer steps; False: the step is taken elsewhere."""
         return self._participant.before_update()
 
     def update_done(self) -> None:
-        """The optimizer has stepped on all open minibatches."""
+        """Called when the optimizer has stepped on all open minibatches."""
         work = self._close()
         self._replica.record(trained=work.note())
         self._replica.end_update(work)
@@ -143,16 +143,16 @@ class Stepper(Generic[T]):
         self._end_round()
 
     def skipped(self) -> None:
-        """The open minibatches will not be stepped on."""
+        """Called when the open minibatches will not be stepped on."""
         self._tell_skipped(self._close())
 
     def finish(self) -> None:
-        """The strategy's last word; applies what is pending."""
+        """Lets the strategy finish, and applies pending deltas."""
         self._participant.finish(self._leader)
         self._replica.end_update(TrainedWork())
 
     def _loaded(self) -> Iterator[tuple[Item, T | None]]:
-        """The plan with its data. Before the plan may wait for the pool all of it is out."""
+        """The planner's items with their data, loaded ahead as far as the pool has any."""
         ahead: deque[Item] = deque()
         announced = 0
         for item in self._planner.items():
@@ -194,7 +194,7 @@ class Stepper(Generic[T]):
             self._replica.client.tell(Skip(work.note()))
 
     def _pass_over_unused(self) -> None:
-        """The user went on without a backward on the current minibatch."""
+        """Skips the current minibatch if the user drew the next without a backward pass."""
         current = self._current
         if current is None or self._seen:
             return
@@ -207,7 +207,7 @@ class Stepper(Generic[T]):
         self._current = None
 
     def _end_round(self) -> None:
-        """Static sharding: ends the round if its last minibatch is done; the round happens here."""
+        """Static sharding: does the sync round if the last minibatch of this part is done."""
         if self._end is None:
             return
         ended, self._end = self._end, None
@@ -218,9 +218,8 @@ class Stepper(Generic[T]):
     def write_checkpoint(self) -> None:
         """Writes the part of a checkpoint that is due, if any.
 
-        Between two iterations of the user's loop, so that schedulers and scalers are in step.
-
-        Where every step is a round it waits for the end of an accumulation.
+        Called between two iterations of the user's loop, so that schedulers and scalers are in
+        step. Where every step is a round it waits for the end of an accumulation.
         """
         due = self._participant.take_checkpoint()
         every_step = self._lockstep or not self._planner.round_plan.commits_by_round

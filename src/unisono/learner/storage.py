@@ -146,7 +146,7 @@ class ModelStorage:
         grads, values = [], []
         with torch.no_grad():
             for parameter, value, near in zip(parameters, here, there, strict=True):
-                if _is_missing(value):
+                if is_missing(value):
                     parameter.grad = None
                     continue
                 if parameter.grad is None:
@@ -243,8 +243,8 @@ def _views(vector: TensorVector, tensors: Sequence[torch.Tensor]) -> list[torch.
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
-def _is_missing(value: torch.Tensor) -> bool:
-    """Whether all is -0; most gradients are told by their first number."""
+def is_missing(value: torch.Tensor) -> bool:
+    """Whether a gradient is -0 everywhere; for most the first number tells."""
     if value.numel() == 0:
         return False
     first = value[(0,) * value.dim()]

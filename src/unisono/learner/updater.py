@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from unisono.errors import UserError
 from unisono.fabric import TensorVector, Vector
 from unisono.learner.state_codec import from_bundle, to_bundle
+from unisono.learner.storage import is_missing
 from unisono.optim import NaturalGradientSGD
 from unisono.strategies.base import StateBundle
 
@@ -91,7 +92,7 @@ class SliceUpdater:
         assert isinstance(gradient, TensorVector)
         for low, high, piece in self._spans:
             part = gradient.tensor[low:high]
-            piece.grad = None if _is_missing(part) else part.view(piece.shape)
+            piece.grad = None if is_missing(part) else part.view(piece.shape)
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
@@ -129,10 +130,3 @@ def _rebuild(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     except (TypeError, ValueError, RuntimeError) as error:
         name = type(optimizer).__name__
         raise UserError(f"{name} cannot be rebuilt on a server's shard: {error}") from None
-
-
-def _is_missing(part: torch.Tensor) -> bool:
-    first = part[0]
-    if float(first) != 0.0 or not bool(first.signbit()):
-        return False
-    return bool(((part == 0) & part.signbit()).all())

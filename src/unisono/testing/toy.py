@@ -16,7 +16,8 @@ import torch
 from unisono.coordinator.client import CoordinatorLost, Refused
 from unisono.fabric import Address, Cancelled, Fabric, TensorVector, Vector
 from unisono.learner.planner import Minibatch
-from unisono.learner.session import Session, Task
+from unisono.learner.session import Session
+from unisono.learner.task import Task
 from unisono.pool.ranges import Range
 from unisono.strategies.base import StateBundle, Strategy, TrainedWork
 from unisono.testing.ledger import Kind, Ledger, Ledgered, Numbers, numbers
