@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from support.delivery_orders import walk_stretches
 from unisono.fabric import TensorVector, learner
 from unisono.fabric.simulated.kernel import Kernel
 from unisono.fabric.simulated.node import SimulatedNode
@@ -21,7 +22,6 @@ from unisono.strategies.base import Strategy
 from unisono.strategies.engines.collective import Collective
 from unisono.strategies.selection import Candidate
 from unisono.testing import invariants
-from unisono.testing.delivery_orders import walk_stretches
 from unisono.testing.ledger import numbers
 from unisono.testing.losses import Marks
 from unisono.testing.simulated import ToyCluster

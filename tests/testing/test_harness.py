@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from support.delivery_orders import Stretch, walk_stretches
 from unisono.fabric import COORDINATOR, learner
 from unisono.fabric.simulated.kernel import DeadlockError
 from unisono.fabric.simulated.schedulers import ExhaustiveScheduler, SeededScheduler
@@ -16,7 +17,6 @@ from unisono.strategies.base import RoundPlan
 from unisono.testing import invariants
 from unisono.testing.cluster import ToyRun
 from unisono.testing.coverage import Coverage
-from unisono.testing.delivery_orders import Stretch, walk_stretches
 from unisono.testing.faults import (
     Cut,
     Join,

@@ -18,6 +18,7 @@ from unisono.cli.doctor import doctor
 from unisono.cli.export import export
 from unisono.cli.launch import launch
 from unisono.cli.main import INTERRUPTED
+from unisono.cli.options import Verbose
 from unisono.cli.prepare import prepare
 from unisono.cli.report import report
 from unisono.cli.simulate import simulate
@@ -31,18 +32,16 @@ from unisono.verbosity import log_to_terminal
 
 
 class Command(TyperCommand):
-    """Its help shows flags without a value."""
+    """A command whose help shows flags without a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All options, with that of the help."""
         return _bare_flags(super().get_params(ctx))
 
 
 class TrainCommand(Command):
-    """Its help lists what can be chosen by name."""
+    """A command whose help also lists strategies, models and optimizers."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The options, then the names."""
         super().format_help(ctx, formatter)
         show(choices())
 
@@ -51,11 +50,9 @@ class Commands(TyperGroup):
     """Says in one line that a command was interrupted; typer would say `Aborted`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All options, with that of the help."""
         return _bare_flags(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
@@ -94,9 +91,7 @@ def common(
             "--version", help="Show the version and exit.", callback=_version, is_eager=True
         ),
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Log what learners and coordinator do.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train acoustic models on many machines; choose how the learners share what they learn."""
     log_to_terminal(verbose=verbose)
@@ -120,6 +115,6 @@ for command in COMMANDS:
 app.command(cls=TrainCommand)(train)
 app.command(
     cls=Command,
-    # What follows the script is the script's own.
+    # Arguments after the script are the script's.
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
 )(launch)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.options import Verbose
 from unisono.errors import UserError
 from unisono.launch.script import launch_script
 from unisono.verbosity import log_to_terminal
@@ -17,26 +18,24 @@ def launch(
         str, typer.Argument(metavar="SCRIPT.PY", help="Your own training script, then its options.")
     ],
     learners: Annotated[
-        str, typer.Option(help="Learners, a process each: N, or MIN:MAX on a cluster.")
+        str, typer.Option(help="Learners, one process each: N, or MIN:MAX on a cluster.")
     ] = "2",
     cluster: Annotated[
         str, typer.Option(help="A Ray cluster: auto or ADDRESS.", show_default="this machine")
     ] = "",
     timeout: Annotated[
-        float, typer.Option(help="Seconds a silent learner is believed to live.")
+        float, typer.Option(help="Seconds after which a silent learner is declared dead.")
     ] = 10.0,
-    threads: Annotated[int, typer.Option(help="Cores a learner; 0: cores // learners.")] = 0,
+    threads: Annotated[int, typer.Option(help="Cores per learner; 0: cores // learners.")] = 0,
     respawn: Annotated[
         bool, typer.Option("--respawn/--no-respawn", help="Replace learners that die.")
     ] = True,
     module: Annotated[
         bool, typer.Option("-m", help="SCRIPT.PY is the name of a module, as in `python -m`.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Log what learners and coordinator do.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Run a script with `unisono.Learner` in it on several learners, which live and die alone."""
+    """Run a script that uses `unisono.Learner` on several learners, which fail independently."""
     log_to_terminal(verbose=verbose)
     try:
         outcome = launch_script(

@@ -21,7 +21,8 @@ from unisono.training.simulation_plan import Simulation, plan_simulation, read_s
 
 def simulate(
     out: Annotated[
-        Path, typer.Option(help="The simulation's directory; what is done in it stays done.")
+        Path,
+        typer.Option(help="The simulation's directory; runs completed in it are kept."),
     ],
     prep: Annotated[
         Path | None, typer.Argument(metavar="PREP", help="Prepared data; --timing can do without.")
@@ -29,37 +30,37 @@ def simulate(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="Strategies, commas between them, options behind colons: "
-            "allreduce,averaging:sharding=static. solo is always there, with one learner.",
-            show_default="with --plan: those that are worth a try",
+            help="Strategies, separated by commas, with options after colons: "
+            "allreduce,averaging:sharding=static. solo is always added, with one learner.",
+            show_default="with --plan: the likely ones",
             autocompletion=strategy_lists,
         ),
     ] = None,
     learners: Annotated[
         int | None,
-        typer.Option(help="Learners of each but solo.", min=1, show_default="all of --hosts"),
+        typer.Option(help="Learners of all but solo.", min=1, show_default="all of --hosts"),
     ] = None,
     hosts: Annotated[
         Path | None,
         typer.Option(
             help="A TOML file of machines, links and costs.",
-            show_default="one host like this machine, with a core a learner",
+            show_default="one host like this machine, with one core per learner",
         ),
     ] = None,
     slow: Annotated[
         list[str] | None,
-        typer.Option(metavar="LEARNER=FACTOR", help="A learner that computes so much slower."),
+        typer.Option(metavar="LEARNER=FACTOR", help="A learner and how much slower it is."),
     ] = None,
     calibrate: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="RUN",
-            help="A real run of one machine that tells what minibatches and rounds cost.",
+            help="A real run on one machine to take the cost of minibatches and rounds from.",
             show_default="measured now",
         ),
     ] = None,
     timing: Annotated[
-        bool, typer.Option("--timing", help="Time alone: nothing is computed, nothing is learned.")
+        bool, typer.Option("--timing", help="Only simulate time: nothing is computed or learned.")
     ] = False,
     plan: Annotated[
         bool,
@@ -72,15 +73,15 @@ def simulate(
     hours: Annotated[
         float | None,
         typer.Option(
-            help="With --plan: how long training may take; fewer learners are preferred then.",
+            help="With --plan: how long training may take, with the fewest learners that suffice.",
             min=0.001,
-            show_default="as short as can be",
+            show_default="as short as possible",
         ),
     ] = None,
     minibatches: Annotated[
         int | None,
         typer.Option(
-            help="Of an epoch, with --timing or --plan.",
+            help="Minibatches of an epoch, with --timing or --plan.",
             min=1,
             show_default="those of PREP, or of [training] in --hosts",
         ),
@@ -88,7 +89,7 @@ def simulate(
     parameters: Annotated[
         int | None,
         typer.Option(
-            help="Of the model, with --timing or --plan.",
+            help="Parameters of the model, with --timing or --plan.",
             min=1,
             show_default="by --set, or of [training] in --hosts",
         ),

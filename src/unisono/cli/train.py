@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.cli.completion import model_names, optimizers, strategies
-from unisono.cli.options import Epochs, Sets
+from unisono.cli.options import Epochs, Sets, Verbose
 from unisono.config import ObjectiveChoice, ValidationChoice, describe_keys, load
 from unisono.fabric.local.background import process_start
 from unisono.launch.exit_codes import exit_on_error
@@ -60,7 +60,7 @@ def train(
     learners: Annotated[
         str | None,
         typer.Option(
-            help="Learners, a process each: N, or MIN:MAX on a cluster.", show_default="1"
+            help="Learners, one process each: N, or MIN:MAX on a cluster.", show_default="1"
         ),
     ] = None,
     processes_per_learner: Annotated[
@@ -94,7 +94,8 @@ def train(
     ] = None,
     epochs: Epochs = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of parameters and order of data.", show_default="0")
+        int | None,
+        typer.Option(help="For parameters and the order of data.", show_default="0"),
     ] = None,
     validation: Annotated[
         ValidationChoice | None,
@@ -109,7 +110,7 @@ def train(
         typer.Option("--keys", help="List all keys and exit.", callback=_list_keys, is_eager=True),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run's newest whole checkpoint.")
+        bool, typer.Option("--resume", help="Continue from the run's newest complete checkpoint.")
     ] = False,
     respawn: Annotated[
         bool | None,
@@ -120,9 +121,7 @@ def train(
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the run in the browser while it runs.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Log what learners and coordinator do.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a model on prepared data, with any number of learners and any strategy."""
     log_to_terminal(verbose=verbose)
@@ -165,7 +164,7 @@ def train(
 
 @contextmanager
 def _live_page(out: Path) -> Iterator[None]:
-    """The run's page, on a free port of this machine alone; it ends with the run."""
+    """Serves the run's page on a free local port while the run lasts."""
     with serving(RunDirectory(out)) as (_, url):
         typer.echo(f"watch at {url}")
         yield

@@ -1,4 +1,4 @@
-"""Chunks of a PREP as examples: some frames in a row, what stands around them, and their states."""
+"""Chunks of a PREP as examples: consecutive frames with their context and their states."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from unisono.data.frames import FrameSource
 from unisono.data.prep import Prep
-from unisono.data.source import Source
+from unisono.data.source import Source, checked
 from unisono.data.spec_augment import SpecAugment
 from unisono.data.split import Part
 from unisono.errors import UserError
 
 UNLABELLED = -100
-"""The state of a place behind the end of an utterance; torch's cross entropy leaves it out."""
+"""The state of a place beyond the end of an utterance, which torch's cross entropy ignores."""
 
 
 class ChunkSource(Source):
@@ -94,14 +94,12 @@ class ChunkSource(Source):
     def epoch_batch(
         self, indices: NDArray[np.int64], epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gathers chunks as `batch`, with what is hidden of them in an epoch of training."""
+        """Gathers chunks as `batch`, with the masks of an epoch of training."""
         return self._gather(*self._places(indices), self.chunk, epoch)
 
     def _places(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The first frame of each chunk, and its utterance."""
-        indices = np.ascontiguousarray(indices, dtype=np.int64)
-        if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
-            raise IndexError(f"chunks {indices.min()}..{indices.max()} of {len(self)}")
+        indices = checked(indices, len(self), "chunks")
         utterance = np.searchsorted(self._ends, indices, side="right")
         before = np.concatenate([[0], self._ends])[utterance]
         return self._firsts[utterance] + self.chunk * (indices - before), utterance
@@ -134,10 +132,7 @@ class ChunkSource(Source):
         inside = np.clip(
             wanted, self._firsts[utterance][:, None], self._stops[utterance][:, None] - 1
         )
-        frames = inside.ravel()
-        x, y = (
-            self.frames.batch(frames) if epoch is None else self.frames.epoch_batch(frames, epoch)
-        )
+        x, y = self.frames.epoch_batch(inside.ravel(), epoch)
         labelled = slice(self.left, self.left + chunk)
         states = y.view(inside.shape)[:, labelled]
         behind = torch.from_numpy((inside != wanted)[:, labelled]).to(y.device)

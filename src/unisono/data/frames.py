@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from unisono.data.gather import DeviceFrames, Gather, MappedFrames
 from unisono.data.prep import Prep
-from unisono.data.source import Source
+from unisono.data.source import Source, checked
 from unisono.data.spec_augment import SpecAugment, UtteranceMasks
 from unisono.data.split import Part
 from unisono.errors import UserError
@@ -99,21 +99,18 @@ class FrameSource(Source):
         Raises:
             IndexError: A number is outside [0, len).
         """
-        indices = np.ascontiguousarray(indices, dtype=np.int64)
-        if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
-            raise IndexError(f"examples {indices.min()}..{indices.max()} of {len(self)}")
-        return self._gather(indices)
+        return self._gather(checked(indices, len(self), "examples"))
 
     def epoch_batch(
-        self, indices: NDArray[np.int64], epoch: int
+        self, indices: NDArray[np.int64], epoch: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gathers examples as `batch`, with what is hidden of them in an epoch of training.
+        """Gathers examples as `batch`, with the masks of an epoch of training; None: without.
 
         A mask belongs to the utterance: neighbours in time have it, too, and a frame that stands
         in for one outside the utterance is hidden where it is hidden itself.
         """
         x, y = self.batch(indices)
-        if self._masks is not None:
+        if self._masks is not None and epoch is not None:
             utterance = np.searchsorted(self._starts, indices, side="right") - 1
             near = indices[:, None] + np.arange(-self.context, self.context + 1)
             first, stop = self._starts[utterance, None], self._starts[utterance + 1, None]

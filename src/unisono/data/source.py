@@ -9,6 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 
+def checked(indices: NDArray[np.int64], count: int, what: str) -> NDArray[np.int64]:
+    """The numbers of examples, contiguous; raises ``IndexError`` if one is not in [0, count)."""
+    indices = np.ascontiguousarray(indices, dtype=np.int64)
+    if len(indices) and (indices.min() < 0 or indices.max() >= count):
+        raise IndexError(f"{what} {indices.min()}..{indices.max()} of {count}")
+    return indices
+
+
 class Source(Protocol):
     """A set of examples that can be gathered by number, in any order and any grouping.
 

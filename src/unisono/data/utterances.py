@@ -1,4 +1,4 @@
-"""Whole utterances of a PREP as examples: every few frames in a row, and the phones said."""
+"""Whole utterances of a PREP as examples: subsampled frames, and the phones spoken."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from unisono.data.frames import FrameSource
 from unisono.data.prep import Prep
-from unisono.data.source import Source
+from unisono.data.source import Source, checked
 from unisono.data.spec_augment import SpecAugment
 from unisono.data.split import Part
 from unisono.errors import UserError
 
 
 def long_enough(prep: Prep, part: Part, subsampling: int) -> NDArray[np.bool_]:
-    """Which utterances of a part have an output for each phone, with every `subsampling`-th frame.
+    """Which utterances of a part have enough outputs for their phones with this subsampling.
 
-    Between two equal phones CTC needs an output more, for the blank that keeps them apart.
+    Between two equal phones CTC needs one more output, for the blank between them.
 
     Raises:
         UserError: None of them has.
@@ -117,21 +117,18 @@ class UtteranceSource(Source):
     def epoch_batch(
         self, indices: NDArray[np.int64], epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gathers utterances as `batch`, with what is hidden of them in an epoch of training."""
+        """Gathers utterances as `batch`, with the masks of an epoch of training."""
         return self._gather(indices, epoch)
 
     def _gather(
         self, indices: NDArray[np.int64], epoch: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
-            raise IndexError(f"utterances {indices.min()}..{indices.max()} of {len(self)}")
+        indices = checked(indices, len(self), "utterances")
         outputs, labels = self._outputs[indices], [self._labels[i] for i in indices]
         places = np.arange(-self._left, outputs.max() + self._right)
         inside = np.clip(places, 0, outputs[:, None] - 1)
         frames = (self._firsts[indices][:, None] + self._subsampling * inside).ravel()
-        x, _ = (
-            self.frames.batch(frames) if epoch is None else self.frames.epoch_batch(frames, epoch)
-        )
+        x, _ = self.frames.epoch_batch(frames, epoch)
         y = np.zeros((len(indices), 1 + max(map(len, labels))), dtype=np.int64)
         y[:, 0] = outputs
         for row, phones in zip(y, labels, strict=True):
