@@ -1,4 +1,4 @@
-"""The fabric's interface: what strategies, pool and coordinator are written on."""
+"""The fabric's interface, on which strategies and coordinator are written."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CREDIT = 8
 """Messages that one sender may have unconsumed at one port before its next ``send`` waits."""
 
 BODY_LIMIT = 128 * 1024
-"""Bytes of one message's body on the wire; what is larger belongs into a vector."""
+"""Bytes of one message's body on the wire, at most; larger data belong in a vector."""
 
 VECTOR_LIMIT = 1 << 30
-"""Bytes of the longest vector that is accepted where nobody has set another limit."""
+"""Bytes of the longest vector that is accepted by default."""
 
 Body = Any
 """A message: a dataclass, or plain data."""
@@ -63,7 +63,7 @@ class Full(Exception):  # noqa: N818
 
 
 class Member(NamedTuple):
-    """Somebody who takes part, and where the fabric reaches it."""
+    """A member and its endpoint."""
 
     address: Address
     endpoint: str
@@ -83,7 +83,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class View:
-    """Who takes part, as the coordinator said last."""
+    """The members, by the coordinator's last message."""
 
     version: int = 0
     members: tuple[Member, ...] = ()
@@ -168,7 +168,7 @@ _views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
 
 @dataclass(frozen=True)
 class MembersChanged:
-    """A notice of the fabric: there is a new view, and the last messages of the gone are here."""
+    """A notice of the fabric: there is a new view, and members that are gone send no more."""
 
     version: int
     gone: tuple[Address, ...]
@@ -255,7 +255,7 @@ def name_of(port: PortName) -> str:
 
 
 class Screen:
-    """Gives the messages of typed ports their types, and keeps malformed ones out.
+    """Decodes the messages of typed ports, and drops malformed ones.
 
     The first malformed message of a sender is told, in one line and to ``tell``.
     """
@@ -304,16 +304,16 @@ class Fabric(Protocol):
         """Seconds on a clock that only moves forward."""
 
     def sleep(self, seconds: float) -> None:
-        """Parks this activity."""
+        """Blocks this activity."""
 
     def lock(self) -> AbstractContextManager[Any]:
         """A lock between activities of this process, never between processes."""
 
     def members(self) -> View:
-        """Who takes part."""
+        """The current view."""
 
     def set_members(self, view: View) -> None:
-        """Takes over a new view; who is no longer in it is gone for good."""
+        """Sets a new view; members that are no longer in it are gone for good."""
 
     def spawn(self, name: str, activity: Callable[[], None]) -> None:
         """Starts an activity beside this one; an exception in it cancels the node."""
@@ -329,7 +329,7 @@ class Fabric(Protocol):
     def post(self, port: str, body: Body) -> None: ...
 
     def meet(self, member: Member) -> None:
-        """Learns where somebody is reached who is not in the view (yet, or any more)."""
+        """Sets the endpoint of somebody that is not in the view (yet, or any more)."""
 
     # Sends; waits for credit, or raises ``Full`` without ``wait``. Raises ``Gone`` for a member
     # that is known to be gone. A message to one who is dead but not declared so is lost: whoever
@@ -374,7 +374,7 @@ class Fabric(Protocol):
         """Ends every blocking call of this node, now and later, with ``Cancelled``."""
 
     def close(self) -> None:
-        """Cancels, waits for the activities, and gives everything back."""
+        """Cancels, waits for the activities, and releases all resources."""
 
     @property
     def traffic(self) -> Mapping[Address, Traffic]:

@@ -31,7 +31,7 @@ from unisono.errors import UserError
 from unisono.learner.state_codec import decode, encode
 
 FORMAT = 2
-"""Of the files of a checkpoint; another one is refused."""
+"""The format of checkpoints; others are refused."""
 POOL = "pool.json"
 SUMS = "SHA256SUMS"
 DAMAGED = ".damaged"
@@ -52,18 +52,18 @@ class NotWrittenError(Exception):
 
 
 class DamagedError(Exception):
-    """A checkpoint is not whole; the text says why."""
+    """A checkpoint is damaged; the text says why."""
 
 
 @dataclass
 class Loaded:
-    """The newest whole checkpoint, as one learner reads it."""
+    """The newest intact checkpoint, as one learner reads it."""
 
     folder: Path
     pool: dict[str, Any]
     state: dict[str, Any]
     passed_over: list[tuple[Path, str]] = field(default_factory=list)
-    """Newer ones that are not whole, and why."""
+    """Newer ones that are damaged, and why."""
 
 
 def part_folder(directory: Path, sync_round: int) -> Path:
@@ -99,7 +99,7 @@ def write_part(directory: Path, sync_round: int, number: int, state: dict[str, A
 
 
 def commit(folder: Path, pool: dict[str, Any], keep: int) -> None:
-    """All parts are there: makes the checkpoint visible, and takes older ones away.
+    """Completes a checkpoint of which all parts are written, and removes older ones.
 
     If that cannot be written, the run goes on: the checkpoint before is whole, and the next one is
     tried at its time.
@@ -127,7 +127,7 @@ def commit(folder: Path, pool: dict[str, Any], keep: int) -> None:
 
 
 def give_up(folder: Path, reason: str) -> None:
-    """A checkpoint could not be written: says so, and makes room for the next."""
+    """Removes a checkpoint that could not be written, with a warning."""
     remove(folder)
     text = "unisono: checkpoint %s could not be written (%s); "
     text += "earlier ones stay, and training goes on"
@@ -135,14 +135,14 @@ def give_up(folder: Path, reason: str) -> None:
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints, oldest first; whether one is whole is found when it is read."""
+    """The checkpoints, oldest first; they are verified when they are read."""
     if not directory.is_dir():
         return []
     return sorted(p for p in directory.iterdir() if p.name.isdigit() and p.is_dir())
 
 
 def remove_torn(directory: Path) -> None:
-    """Takes away what never became a checkpoint; nobody may be writing one."""
+    """Removes incomplete checkpoints; none may be under way."""
     for folder in directory.glob(f"*{_TORN}"):
         remove(folder)
 
@@ -156,7 +156,7 @@ def set_aside(folder: Path) -> None:
 
 
 def load(directory: Path, number: int, keys: Collection[str] = ()) -> Loaded | None:
-    """A learner's part of the newest whole checkpoint; None: there is no checkpoint at all.
+    """A learner's part of the newest intact checkpoint; None: there are no checkpoints.
 
     Args:
         directory: of the checkpoints.
@@ -231,7 +231,7 @@ def read_pool(folder: Path) -> dict[str, Any]:
 
 
 def read_part(folder: Path, number: int, names: Collection[str] | None = None) -> dict[str, Any]:
-    """One learner's part, in the order of their numbers; one for whom there is none: the first.
+    """One learner's part, by rank among their numbers; the first one if there are fewer parts.
 
     Who dies is replaced under a new number, so numbers may be missing; parts may not.
 
@@ -260,7 +260,7 @@ def read_part(folder: Path, number: int, names: Collection[str] | None = None) -
 
 @contextmanager
 def _damage_is_told(name: str) -> Iterator[None]:
-    """Whatever goes wrong while a file is read is damage of that file."""
+    """Turns any error of reading a file into ``DamagedError``."""
     try:
         yield
     except FileNotFoundError:
@@ -291,7 +291,7 @@ def _digest(path: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Removes one, its ``SHA256SUMS`` first: what is half removed does not look whole."""
+    """Removes a checkpoint, ``SHA256SUMS`` first, so that half of one is not taken for intact."""
     with suppress(OSError):
         (folder / SUMS).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

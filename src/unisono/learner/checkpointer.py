@@ -1,4 +1,4 @@
-"""What a learner puts into a checkpoint, and takes out again."""
+"""Saves and restores a learner's part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from unisono.learner.task import Task
 from unisono.strategies.base import StateBundle
 
 KEYS = ("about", "made_with", "model", "optimizers", "extra_state", "random", "strategy")
-"""What a learner's part holds."""
+"""The keys of a learner's part."""
 
 log = logging.getLogger("unisono")
 
@@ -73,7 +73,7 @@ class Checkpointer:
             _check(name, thing)
 
     def begin(self, *, resume: bool) -> None:
-        """The run is new and nobody has trained yet: looks at what is in the directory."""
+        """Prepares the directory for a run in which nobody has trained yet."""
         found = checkpoints(self._directory)
         if found and not resume:
             raise UserError(
@@ -111,7 +111,7 @@ class Checkpointer:
         write_part(self._directory, sync_round, self._number, state)
 
     def restore(self, task: Task[Any]) -> tuple[Task[Any], StateBundle | None]:
-        """Loads the newest whole checkpoint; the task goes on from there. Without any: as it is.
+        """Loads the newest intact checkpoint, if any; returns the task that continues from it.
 
         Raises:
             UserError: there are some, but none is whole; or it was made by another run.
@@ -162,7 +162,7 @@ class Checkpointer:
 
 
 def _check(name: str, thing: Any) -> None:
-    """What cannot be kept is told at the start, not at the first checkpoint."""
+    """Refuses state that cannot be saved, at the start of the run."""
     if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
         raise UserError(
             f"extra_state[{name!r}] has no state_dict and load_state_dict: it cannot be kept"
@@ -175,7 +175,7 @@ def _check(name: str, thing: Any) -> None:
 
 @contextmanager
 def _told_in_one_line(folder: Path, what: str) -> Iterator[None]:
-    """What cannot be loaded was made by other code: another version, or another object."""
+    """Turns errors of loading into one line: the state was made by other code."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -187,7 +187,7 @@ def _told_in_one_line(folder: Path, what: str) -> Iterator[None]:
 
 
 def _tell(loaded: Loaded) -> None:
-    """Says which checkpoints were passed over, and what may not be as it was."""
+    """Warns of damaged checkpoints, and of other versions of the software."""
     if loaded.passed_over:
         reasons = ", ".join(f"{folder.name} ({reason})" for folder, reason in loaded.passed_over)
         text = "unisono: checkpoint %s was passed over, going on from %s"

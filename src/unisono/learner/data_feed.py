@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batches(Protocol):
-    """Data that gives whole minibatches.
+    """Data that yields whole minibatches.
 
     Data that differs from epoch to epoch has ``epoch_batch(indices, epoch)`` as well, which is
     then asked in place of ``batch``.
@@ -45,7 +45,7 @@ class Batches(Protocol):
 
 
 class DatasetBatches:
-    """The examples of a map-style dataset, put together by a collate function."""
+    """A map-style dataset with a collate function."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset = dataset
@@ -60,7 +60,7 @@ class DatasetBatches:
 
 
 class BatchedDataset:
-    """A dataset that gives whole minibatches, as a DataLoader with ``batch_size=None`` has it."""
+    """A dataset of whole minibatches, as in a DataLoader with ``batch_size=None``."""
 
     def __init__(self, dataset: Any, convert: Callable[[Any], Any]) -> None:
         self._dataset = dataset
@@ -72,7 +72,7 @@ class BatchedDataset:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The user's data, and how it is to be cut and fetched."""
+    """The user's data, and how minibatches are made of it."""
 
     batches: Batches
     order: Callable[[int, int], DataOrder]
@@ -81,11 +81,11 @@ class DataSource:
     pin: bool = False
     """Whether minibatches are copied to pinned memory, for a GPU."""
     crew: WorkerSettings | None = None
-    """Workers that fetch; None: the learner's own process does."""
+    """DataLoader workers; None: the learner's own process loads the data."""
 
 
 class DataFeed:
-    """The data of minibatches, fetched here or by workers that are asked ``window`` ahead."""
+    """Loads minibatches, in this process or in workers, ``window`` minibatches ahead."""
 
     def __init__(self, source: DataSource, epochs: int, seed: int) -> None:
         self.positions = source.order(epochs, seed)
@@ -106,7 +106,7 @@ class DataFeed:
         return 0 if self._workers is None else self._workers.window
 
     def announce(self, minibatch: Minibatch) -> None:
-        """This one will be loaded soon, after those that were announced before."""
+        """Announces a minibatch that will be loaded after those announced before."""
         if self._workers is not None:
             position = minibatch.position
             self._workers.ask(position, self.positions.indices(position))
@@ -126,12 +126,12 @@ class DataFeed:
         return self.positions.count(minibatch.position)
 
     def forget(self) -> None:
-        """What was announced will not be loaded: the learner begins a new life."""
+        """Drops what was announced, for a new incarnation of the learner."""
         if self._workers is not None:
             self._workers.forget()
 
     def stop(self) -> None:
-        """Lets the workers end; whoever waits for them is woken."""
+        """Stops the workers, and wakes threads that wait for them."""
         if self._workers is not None:
             self._workers.stop()
 
@@ -145,7 +145,7 @@ class DataFeed:
 
 
 def make_feed(source: DataSource, epochs: int, seed: int, placement: Placement) -> DataFeed:
-    """The feed of one learner; learner 0 says what deserves a word.
+    """Makes the feed of one learner; learner 0 warns if data are not shuffled.
 
     Raises:
         UserError: there are more learners than minibatches.
@@ -169,7 +169,7 @@ def make_feed(source: DataSource, epochs: int, seed: int, placement: Placement) 
 
 
 def as_source(data: Any, batch_size: int | None, minibatches: int | None = None) -> DataSource:
-    """What the user gave to ``draw``; what cannot be divided among learners is refused."""
+    """Converts what the user gave to ``draw``; refuses what cannot be divided among learners."""
     if batch_size is not None:
         batch_size = whole_number("batch_size", batch_size, least=1)
     if minibatches is not None:
@@ -194,7 +194,7 @@ def as_source(data: Any, batch_size: int | None, minibatches: int | None = None)
 
 
 def _is_stream(data: Any) -> bool:
-    """Whether it can only be gone through, each time from its beginning."""
+    """Whether the data can only be iterated over from the beginning."""
     if isinstance(data, Iterator):
         raise UserError(
             f"draw() was given an iterator ({type(data).__name__}), which can be gone through "

@@ -1,4 +1,4 @@
-"""How fast a learner's links over a network are."""
+"""Measures a learner's network links."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from unisono.errors import UserError
 from unisono.pool.order import Order
 
 _BLOCK = 64
-"""Minibatches whose examples are looked up at a time."""
+"""The order is computed for so many minibatches at a time."""
 
 
 class DataOrder(Protocol):
@@ -30,7 +30,7 @@ class DataOrder(Protocol):
         """Minibatches of all epochs."""
 
     def describe(self) -> str:
-        """What must be the same for a position to hold the same examples."""
+        """Describes all that determines the examples of each position."""
 
     def epoch(self, position: int) -> int:
         """The epoch of a position."""
@@ -42,7 +42,7 @@ class DataOrder(Protocol):
         """Examples of all positions before this one."""
 
     def indices(self, position: int) -> Any:
-        """What the data is asked for to get the minibatch of a position."""
+        """The argument for which the data returns the minibatch of a position."""
 
 
 class Positions:

@@ -1,4 +1,4 @@
-"""A bounded queue between an activity that makes things ahead and the learner's thread."""
+"""A bounded queue between an activity that loads minibatches and the learner's thread."""
 
 from __future__ import annotations
 

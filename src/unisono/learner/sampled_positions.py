@@ -1,4 +1,4 @@
-"""Positions whose minibatches a sampler of the user's chooses."""
+"""Positions whose minibatches come from the user's sampler."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SampledPositions:
 
 
 def set_epoch(source: Any, epoch: int) -> None:
-    """Tells it, and what it is made of, which epoch is next; as torch's samplers have it."""
+    """Calls ``set_epoch`` of a loader and its parts, where they have it."""
     for name in ("", "batch_sampler", "sampler", "dataset"):
         part = getattr(source, name, None) if name else source
         tell = getattr(part, "set_epoch", None)
@@ -101,7 +101,7 @@ def set_epoch(source: Any, epoch: int) -> None:
 
 
 def check_undivided(sampler: Any) -> None:
-    """Refuses a sampler that gives a part of the data, as those for DDP do."""
+    """Refuses a sampler that yields a part of the data, such as DistributedSampler."""
     for part in (sampler, getattr(sampler, "sampler", None)):
         parts = getattr(part, "num_replicas", None) or getattr(part, "world_size", None) or 1
         if parts > 1:
@@ -113,19 +113,19 @@ def check_undivided(sampler: Any) -> None:
 
 
 def size_of(minibatch: Any) -> int:
-    """How many examples what a sampler gave stands for."""
+    """How many examples a sampler's item stands for."""
     return len(minibatch) if isinstance(minibatch, Sized) else 1
 
 
 def _is_plain(minibatch: Any) -> bool:
-    """Whether it is a number, or some."""
+    """Whether it is an index, or several."""
     if isinstance(minibatch, Sequence):
         return all(isinstance(index, int) for index in minibatch)
     return isinstance(minibatch, int | np.ndarray)
 
 
 def _text_of(minibatch: Any) -> bytes:
-    """What two learners can compare: numbers, the ids of cuts, or how many there are."""
+    """What learners compare: indices, the ids of cuts, or how many there are."""
     if _is_plain(minibatch):
         return repr(minibatch).encode()
     ids: list[Any] = []
@@ -136,7 +136,7 @@ def _text_of(minibatch: Any) -> bytes:
 
 @contextmanager
 def _seeded(seed: int, epoch: int) -> Iterator[None]:
-    """Inside, every generator of this process begins anew; after it each is as it was."""
+    """A context in which all random generators are seeded; restores them afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = np.random.SeedSequence([seed, epoch]).generate_state(3)
     random.seed(int(words[0]))

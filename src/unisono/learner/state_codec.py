@@ -58,7 +58,7 @@ def decode(plain: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def to_bundle(name: str, state: Any) -> StateBundle:
-    """State that can travel over the fabric: its structure is a vector, too, and so may be long."""
+    """State for the fabric; its structure is sent as a vector, too, since it may be long."""
     tensors: dict[str, torch.Tensor] = {}
     plain = encode(state, tensors)
     shapes = [[key, list(tensor.shape)] for key, tensor in tensors.items()]

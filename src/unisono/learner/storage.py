@@ -24,7 +24,7 @@ from unisono.errors import UserError
 from unisono.fabric import TensorVector
 
 _KEPT = 4
-"""Vectors that are kept for the next use."""
+"""Vectors that are kept for reuse."""
 
 
 class ModelStorage:
@@ -61,7 +61,7 @@ class ModelStorage:
         return sum(t.numel() for t in tensors) * _dtype(tensors).itemsize
 
     def fingerprint(self) -> str:
-        """Of names, shapes and the vector's type: the learners' models must be alike."""
+        """A hash of names, shapes and dtype, which must be the same for all learners."""
         named = [*self._model.named_parameters(), *self._buffers()]
         text = repr([(name, tuple(t.shape)) for name, t in named] + [_dtype(self.tensors)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -93,7 +93,7 @@ class ModelStorage:
             self._free.append(vector)
 
     def read(self, vector: TensorVector) -> Callable[[], None]:
-        """Copies the model into the vector; it is there when the returned function has returned."""
+        """Begins to copy the model into the vector; the returned function waits for it."""
         return self._out(vector, self.tensors)
 
     def write(self, vector: TensorVector, *, frozen: bool = False) -> None:
@@ -112,8 +112,7 @@ class ModelStorage:
     def read_gradient(self) -> TensorVector:
         """The gradients as a vector; a missing one is -0.
 
-        A sum of numbers is -0 only if each of them is: so the mean still tells what everybody
-        misses.
+        A sum is -0 only if all terms are, so the mean still shows which gradients all lack.
         """
         parameters = self.parameters
         vector = self.new(sum(p.numel() for p in parameters))
@@ -140,7 +139,7 @@ class ModelStorage:
         return vector
 
     def write_gradient(self, vector: TensorVector) -> None:
-        """Sets the gradients; one that everybody misses is missing."""
+        """Sets the gradients; those that all learners lack become None."""
         parameters = self.parameters
         here, there = _views(vector, parameters), _views(_near(vector, parameters), parameters)
         grads, values = [], []
@@ -192,7 +191,7 @@ class ModelStorage:
 
 
 class _Streams:
-    """Snapshots beside computing on a GPU: ordered by two events, nothing waits on the device."""
+    """Snapshots that overlap with computing on a GPU, ordered by two events."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -232,7 +231,7 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def _near(vector: TensorVector, tensors: Sequence[torch.Tensor]) -> TensorVector:
-    """The vector on the tensors' device. Torch keeps pinned memory until it has been read."""
+    """The vector on the tensors' device; torch keeps pinned memory until it was copied."""
     if not any(t.is_cuda for t in tensors):
         return vector
     return TensorVector(vector.tensor.to(tensors[0].device, non_blocking=True))

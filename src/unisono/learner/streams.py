@@ -1,4 +1,4 @@
-"""Minibatches of data that can only be gone through from its beginning."""
+"""Minibatches of iterable data, which can only be read from the beginning."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Grouped:
         return self._group(iter(self.dataset))
 
     def skip(self, minibatches: int) -> Iterator[Any]:
-        """Without the first so many minibatches, at once where the stream itself can."""
+        """Skips minibatches, with the stream's own ``skip`` if it has one."""
         examples = minibatches * self._size
         skip = getattr(self.dataset, "skip", None)
         if callable(skip):
@@ -54,7 +54,7 @@ class Grouped:
 
 
 class StreamedBatches:
-    """A stream of minibatches, as what can be asked for a place in it.
+    """Random access to a stream of minibatches.
 
     Each ``iter()`` of the stream is an epoch. Places are mostly asked for in rising order; what
     lies between is read and thrown away. For a place before, as one of a learner that has died, the
@@ -69,7 +69,7 @@ class StreamedBatches:
         self._next = 0
         """The place that comes next."""
         self._begun = 0
-        """The place of the first minibatch of this pass."""
+        """The place at which this pass over the stream began."""
         self._told = False
 
     def batch(self, indices: tuple[int, int]) -> Any:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Task(Generic[T]):
-    """What is to be trained, and from where."""
+    """What is to be trained, how it is loaded, and where a resumed run continues."""
 
     total: int
     """Positions over all epochs."""
@@ -25,23 +25,23 @@ class Task(Generic[T]):
     """How many examples a minibatch holds."""
     fingerprint: str = ""
     committed: Sequence[tuple[int, int]] = ()
-    """Positions that were committed before: a run that goes on."""
+    """Positions that were committed before a resumption."""
     sync_round: int = 0
-    """The number of the first sync round: not 0 for a run that goes on."""
+    """The number of the first sync round, which is not 0 in a resumed run."""
     checkpoint_every: int = 0
     """Positions between checkpoints; 0: none."""
     on_checkpoint: Callable[[int, StateBundle], None] = lambda sync_round, strategy: None
     on_drop: Callable[[], None] = lambda: None
-    """Takes gradients away that no step will use."""
+    """Clears gradients that no step will use."""
     prefetch: int = 0
     """Minibatches that are loaded ahead."""
     announce: Callable[[Minibatch], None] = lambda minibatch: None
-    """Says that a minibatch will be loaded, in this order."""
+    """Announces minibatches in the order in which they will be loaded."""
     window: int = 0
     """Minibatches between ``announce`` and ``load``, while the pool has any."""
     metrics: str = ""
-    """A file for the run's events, if nobody else has one for them."""
+    """A file for the run's events, if the coordinator has none."""
     single: bool = False
-    """Whether there is no other learner, which might begin with the same state."""
+    """Whether this is the only learner, so that no states need be compared."""
     machine: tuple[str, str] = ("", "")
     """Host and device, for the run's events."""

@@ -1,4 +1,4 @@
-"""What a user sees of an exception that nothing catches.
+"""How uncaught exceptions are shown to the user.
 
 What the user can mend is one line, said once in a run, not once a learner. Anything else is a bug,
 and its traceback says which learner it is of, as torch.distributed does for its ranks. Debuggers
@@ -24,7 +24,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 def one_line(error: BaseException) -> str | None:
-    """An error of the user, or of another learner, in one line; None: it is a bug."""
+    """An error of the user, or of another learner, in one line; None: a bug."""
     if isinstance(error, Abandoned):
         return f"stopped, because {error.line}"
     if isinstance(error, CoordinatorLost):
@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str | None:
 
 
 def say_once(line: str) -> None:
-    """Prints a line, unless another learner of the run on this machine has said the same."""
+    """Prints a line, unless another learner of the run on this machine has printed it."""
     folder = os.environ.get(DIRECTORY)
     if folder is not None:
         digest = hashlib.sha256(line.encode()).hexdigest()[:16]
@@ -47,7 +47,7 @@ def say_once(line: str) -> None:
 
 
 def install() -> None:
-    """Handles what nothing catches in this process, before whoever did so until now."""
+    """Installs the exception hook, which calls the one before it for bugs."""
     before: Hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -67,7 +67,7 @@ def install() -> None:
 
 
 def _number() -> str | None:
-    """Which learner of several this process is, as its launcher says."""
+    """The number that the launcher gave this learner, if there is one."""
     if named := os.environ.get(LEARNER):
         return named
     try:

@@ -1,4 +1,4 @@
-"""What happens around the user's ``optimizer.step()``."""
+"""Hooks around the user's ``optimizer.step()``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UpdateHooks:
         self._steps_here = True
 
     def notice_skip(self, session: Session[Any]) -> None:
-        """Gradients that are gone without a step were skipped, by the user or by a GradScaler."""
+        """Counts minibatches whose gradients were cleared without a step as skipped."""
         if self.optimizers.half_done or not session.stepper.has_open:
             return
         if self.optimizers.gradients_gone():

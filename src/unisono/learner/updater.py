@@ -1,4 +1,4 @@
-"""The user's optimizers on a slice of the parameters, away from the model: a server's shard."""
+"""The user's optimizers, rebuilt on a parameter server's shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ELEMENTWISE = (
     torch.optim.RMSprop,
     torch.optim.Rprop,
 )
-"""Those that treat each number by itself, so that a tensor may be cut anywhere."""
+"""Elementwise optimizers, for which a tensor may be cut anywhere."""
 
 
 class SliceUpdater:
@@ -116,7 +116,7 @@ def _is_whole(piece: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def _rebuild(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
-    """Another of the same kind; what it does not take as an argument is in the groups.
+    """Another optimizer of the same class, with the same options.
 
     The gradients of ng-sgd are preconditioned when they come, so its steps here are those of SGD;
     the bounds of its steps hold for whole layers, and have no effect here.

@@ -1,4 +1,4 @@
-"""Processes that make minibatches: the workers of the user's DataLoader.
+"""The workers of the user's DataLoader, which load minibatches.
 
 They are asked for positions, each in its turn, and what they make is taken in the order in which it
 was asked for, so neither their number nor their pace changes what is trained on. Asking never waits
@@ -33,7 +33,7 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a DataLoader says about its workers."""
+    """A DataLoader's settings for its workers."""
 
     dataset: Any
     count: int
@@ -55,7 +55,7 @@ class _Worker:
 
 
 class Workers:
-    """Running workers. ``make`` makes what it is asked for; it must be picklable unless forked.
+    """Running workers, which call ``make``; it must be picklable unless they are forked.
 
     What a dataset draws at random is a function of seed and position: before each minibatch a
     worker seeds the generators of torch, numpy and Python with both.
@@ -93,7 +93,7 @@ class Workers:
         return [worker.process.pid for worker in self._workers]
 
     def ask(self, position: int, indices: Any) -> None:
-        """Lets the next worker make the data of a position; never waits."""
+        """Asks the next worker for the data of a position; never waits."""
         worker = self._workers[self._turn]
         self._turn = (self._turn + 1) % len(self._workers)
         try:
@@ -103,7 +103,7 @@ class Workers:
         self._asked.append(worker)
 
     def take(self) -> Any:
-        """What was asked for first; an exception in the worker is raised here."""
+        """The data that was asked for first; raises the worker's exception."""
         worker = self._asked[0]
         if self._timeout > 0 and not worker.pipe.poll(self._timeout):
             raise UserError(
@@ -116,12 +116,12 @@ class Workers:
         return data
 
     def forget(self) -> None:
-        """What was asked for is not wanted any more."""
+        """Discards what was asked for."""
         while self._asked:
             self._receive()
 
     def stop(self) -> None:
-        """Tells them to end; whoever waits for one of them is woken by its end."""
+        """Stops the workers, which wakes threads that wait for them."""
         self._closing = True
         for worker in self._workers:
             if self._asked:

@@ -18,12 +18,12 @@ from unisono.text import counted
 
 FORMAT_VERSION = 2
 ALIKE = 0.95
-"""A learner this fast, as a share of the others' median, is as fast as they are."""
+"""A learner of this share of the others' median speed counts as equally fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What came of comparing.
+    """The results of a comparison.
 
     Attributes:
         learners: of each strategy but solo.

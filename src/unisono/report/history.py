@@ -1,4 +1,4 @@
-"""A run as the report sees it: its files read, and the curves that are in its events."""
+"""A run for reports: its files, and the curves in its events."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Track:
 
 @dataclass(frozen=True)
 class History:
-    """One run: what was asked, what came of it, what happened. Times go on over a resumption."""
+    """One run: configuration, summary and events. Times continue over a resumption."""
 
     name: str
     config: Config
@@ -115,13 +115,13 @@ class History:
 
     @property
     def joined_later(self) -> int:
-        """How many learners came after the begin, and after the begin of each resumption."""
+        """How many learners joined after the start, and after that of each resumption."""
         parts = Counter(part for part, _ in self._parts("joined"))
         return sum(max(0, count - self.config.first_learners) for count in parts.values())
 
     @property
     def ended(self) -> str:
-        """How a run without a summary ended: of a loop of one's own its events tell."""
+        """How a run without a summary ended, by its events."""
         last = list(itertools.dropwhile(lambda event: event["event"] == "start", self.events[::-1]))
         part = list(itertools.takewhile(lambda event: event["event"] != "start", last))
         names = Counter(event["event"] for event in part)

@@ -1,4 +1,4 @@
-"""A run's directory: the names of its files, how it is made, found again and written."""
+"""A run's directory: its files, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.runs.metrics import Event, cut_torn_line, read_metrics
 from unisono.runs.summary import Summary
 
 ROOM_NEEDED = 200 * 2**20
-"""Free bytes without which a run is not begun: metrics, logs and checkpoints of a small model."""
+"""Free bytes that a run needs at the start, for logs and checkpoints of a small model."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """What happened, an event a line, JSON."""
+        """Events, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
-        """What came of it, JSON; written at the end."""
+        """Results, JSON; written at the end."""
         return self.path / "summary.json"
 
     @property
@@ -97,17 +97,17 @@ class RunDirectory:
 
     @property
     def model_description(self) -> Path:
-        """What is needed to build the model again, JSON."""
+        """What is needed to rebuild the model, JSON."""
         return self.path / "model.json"
 
     @property
     def model_card(self) -> Path:
-        """What the model is, for people, Markdown."""
+        """A description of the model for people, Markdown."""
         return self.path / "MODEL_CARD.md"
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of what a killed run goes on from."""
+        """The folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -131,7 +131,7 @@ class RunDirectory:
 
     @property
     def control(self) -> Path:
-        """How the run can be asked for something, while it runs, JSON."""
+        """Where a running run takes requests, JSON."""
         return self.path / "control.json"
 
     def write_wanted(self, learners: int) -> None:
@@ -178,7 +178,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a run was before somebody tried to go on with it."""
+    """The state of a run before it was resumed."""
 
     run: RunDirectory
     config: bytes
@@ -187,7 +187,7 @@ class Earlier:
 
     @classmethod
     def of(cls, run: RunDirectory) -> Earlier | None:
-        """Looks at a run; None: there is none yet."""
+        """Reads the state of a run; None: there is no run yet."""
         try:
             config = run.config.read_bytes()
             size = run.metrics.stat().st_size if run.metrics.exists() else 0
@@ -196,7 +196,7 @@ class Earlier:
             return None
 
     def put_back(self) -> None:
-        """Makes the run what it was, unless it was trained since."""
+        """Restores that state, unless the run was trained since."""
         if self.run.logged_bytes() != self.logged_bytes:
             return
         with suppress(OSError, UserError):

@@ -1,4 +1,4 @@
-"""metrics.jsonl: an event a line, written while the run lives, read even after a kill.
+"""metrics.jsonl: one event per line, readable while the run is going on and after a kill.
 
 An event is a JSON object with `event` (its name), `time` (seconds since the run began) and
 `learner` (a number, or null where the event is nobody's own).

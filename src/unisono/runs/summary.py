@@ -1,4 +1,4 @@
-"""summary.json: what came of a run, in the same keys for every strategy."""
+"""summary.json: the results of a run, in the same keys for every strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.text import counted
 
 
 def _known(value: Any) -> Any:
-    """JSON has no NaN: a number that is not finite is one that is not known."""
+    """JSON has no NaN: a number that is not finite becomes None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -24,7 +24,7 @@ class _Part(BaseModel):
 
 
 class Minibatches(_Part):
-    """How many minibatches went which way.
+    """Counts of minibatches.
 
     Attributes:
         leased: handed to a learner.
@@ -113,7 +113,7 @@ class Slowest(_Part):
 
 
 class Summary(_Part):
-    """What came of a run. Log-probs are means a frame, in nats; None was never measured.
+    """The results of a run. Log-probs are means per frame, in nats; None: not measured.
 
     Attributes:
         format_version: the version of these keys.

@@ -20,13 +20,13 @@ FOLDER = "tensorboard"
 
 
 class Tracker(Protocol):
-    """What is told the figures of one run."""
+    """Receives the figures of one run."""
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """A figure, such as ``heldout/logprob``; ``step`` is the examples that all have trained."""
 
     def close(self) -> None:
-        """The run is over, or interrupted."""
+        """Called when the run is over, or interrupted."""
 
 
 TrackerFactory = Callable[[RunDirectory], Tracker]

@@ -1,4 +1,4 @@
-"""What the live page can ask of a run: it is handed on to the process that has started the run."""
+"""Requests of the live page, which are passed to the process that started the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.fabric.local.request_socket import send_request
 from unisono.watch.feed import Feed, Stage
 
 PATIENCE_S = 8.0
-"""Seconds that a run has to answer."""
+"""Seconds to wait for the run's answer."""
 
 
 class Controls:

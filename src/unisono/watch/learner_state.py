@@ -105,7 +105,7 @@ class _Totals:
 
 @dataclass
 class LearnerState:
-    """What is known of a learner. Times are of the run's clock.
+    """What is known of a learner. Times are by the run's clock.
 
     Attributes:
         number: which one it is.
@@ -151,7 +151,7 @@ class LearnerState:
         return self.presence is Presence.HERE
 
     def join(self, time: float, event: Event) -> None:
-        """It comes, for the first time or again."""
+        """Called when it joins, for the first time or again."""
         self.presence, self.gone, self.reason = Presence.HERE, None, ""
         self.host = str(event.get("host") or self.host)
         self.device = str(event.get("device") or self.device)
@@ -160,7 +160,7 @@ class LearnerState:
         self._begin()
 
     def go(self, time: float, presence: Presence, reason: str) -> None:
-        """It is lost, or leaves."""
+        """Called when it is lost, or leaves."""
         self.presence, self.gone, self.reason = presence, time, reason
         self._begin()
 
@@ -173,7 +173,7 @@ class LearnerState:
         self.doing, self.silent_since = "", None
 
     def train(self, time: float, event: Event) -> None:
-        """It reports what it has trained."""
+        """Called for each of its ``train`` events."""
         self.heard, self.doing, self.silent_since = time, "", None
         examples, rate = number(event, "examples"), number(event, "rate") or 0.0
         since = self.joined if self._reported is None else self._reported
@@ -200,7 +200,7 @@ class LearnerState:
             self._reports.popleft()
 
     def round(self, time: float, exchange: Exchange, event: Event) -> None:
-        """It has taken part in a round."""
+        """Called when it has taken part in a round."""
         self.heard = time
         seconds = number(event, "time_s") or 0.0
         exchange.seconds = min(exchange.seconds, seconds)
@@ -209,7 +209,7 @@ class LearnerState:
             self._settle(self._rounds.popleft())
 
     def _settle(self, old: _Round) -> None:
-        """By now all members have told of it."""
+        """Called when all members have reported the round."""
         self._whole.exchanging_s += old.exchange.seconds
 
     def unreported_s(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""A run as far as its events tell: who is there, what they do, what was learned."""
+"""The state of a run by its events: who takes part, what they do, what was learned."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LogLine:
 
 
 class LiveRun:
-    """Takes the events of a run in their order. Whatever an event lacks, it is taken.
+    """Takes the events of a run in order, even if they lack fields.
 
     Attributes:
         time: of the last event, by the run's clock, which goes on over resumptions.
@@ -104,7 +104,7 @@ class LiveRun:
         }
 
     def take(self, event: Event) -> None:
-        """One more event; those with unknown names are for the log alone."""
+        """Takes one more event; those with unknown names only go to the log."""
         name, time = event["event"], float(event["time"])
         if name == "start" and time + self._offset < self.time:
             self._offset = self.time - time
@@ -126,7 +126,7 @@ class LiveRun:
 
     @property
     def examples(self) -> float:
-        """That were trained, by all learners."""
+        """Examples trained by all learners."""
         return sum(learner.examples for learner in self.learners.values())
 
     @property

@@ -82,7 +82,7 @@ class MeasuredLink:
 
 
 class Links:
-    """What learners have told of their slowest links."""
+    """What learners have reported of their slowest links."""
 
     def __init__(self) -> None:
         self._links: dict[tuple[str, str], MeasuredLink] = {}
@@ -90,7 +90,7 @@ class Links:
     def measured(
         self, sender: str, receiver: str, nbytes: float, seconds: float, time: float
     ) -> None:
-        """So much was sent in so long."""
+        """Adds a measurement: bytes sent in so many seconds."""
         if seconds > 0:
             link = MeasuredLink(sender, receiver, nbytes / seconds, time)
             self._links[sender, receiver] = link

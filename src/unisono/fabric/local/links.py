@@ -36,7 +36,7 @@ class Link(Protocol):
     def send(
         self, port: str, data: bytes, vector: TensorVector | None, check: Callable[[], None] | None
     ) -> None:
-        """Sends; ``check`` raises when waiting makes no sense any more; None: do not wait."""
+        """Sends; ``check`` raises when waiting has become pointless; None: do not wait."""
 
     def drop(self) -> None:
         """Ends the connection at once."""
@@ -56,11 +56,11 @@ class Inbox(Protocol):
         """Bytes of the longest vector that is accepted."""
 
     def deliver(self, port: str, message: Message) -> None:
-        """A message has come."""
+        """Delivers a message."""
 
 
 class InProcessLink:
-    """A line inside one process: the same credit, order and copies, and no socket."""
+    """A link inside one process: the same credit, order and copies, without a socket."""
 
     def __init__(
         self, sender: Address, deliver: Callable[[str, Message], None], changed: threading.Condition

@@ -1,4 +1,4 @@
-"""A node of this process: activities are threads, messages go through lines."""
+"""A node of this process: activities are threads, messages go through links."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class LocalNode:
         return address in self._gone
 
     def deliver(self, port: str, message: Message) -> None:
-        """Called by lines: a message has come."""
+        """Called by links when a message has arrived."""
         if not (self._over.is_set() or self.is_gone(message.sender)):
             self._port(port).put(message)
 

@@ -104,7 +104,7 @@ class SlotPool:
             self.discarded |= {slot.number}
 
     def close(self) -> None:
-        """Closes the free slots; lent ones are discarded first by closing their lines."""
+        """Closes the free slots; those in use are discarded first by closing their links."""
         with self._lock:
             self._closed = True
             for free in self._free.values():

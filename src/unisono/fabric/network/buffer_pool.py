@@ -1,4 +1,4 @@
-"""Memory for vectors on their way over a network: reused, because fresh pages are dear."""
+"""Memory for vectors sent over a network, reused because fresh pages are expensive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiving end of a session between hosts; see ``remote`` for the other."""
+"""The receiving end of a session between hosts; ``tcp_link`` has the other."""
 
 from __future__ import annotations
 
