@@ -60,7 +60,7 @@ def donor(answer: EntryGranted | Complete) -> Any:
     return answer.donor
 
 
-def test_a_assignment_waits_until_all_have_said_what_they_come_with() -> None:
+def test_an_assignment_waits_until_all_have_said_what_they_come_with() -> None:
     desk = Desk(expected=2)
     desk.enrol(0)
     assert desk.tell(0, RequestAssignment(None, patient=True), reply="answers") == []

@@ -21,10 +21,43 @@ ROOM_NEEDED = 200 * 2**20
 
 
 @dataclass(frozen=True)
+class _File:
+    name: str
+
+    def __get__(self, run: RunDirectory, owner: type) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
 class RunDirectory:
-    """The files of one run. Use `create` or `open`; the names below are a promise to users."""
+    """The files of one run. Use `create` or `open`; the file names are a promise to users."""
 
     path: Path
+
+    config = _File("config.toml")
+    """The complete configuration, TOML."""
+    metrics = _File("metrics.jsonl")
+    """Events, one JSON object per line."""
+    summary = _File("summary.json")
+    """Results, JSON; written at the end."""
+    model = _File("model.safetensors")
+    """The parameters of the consensus, safetensors."""
+    initial_model = _File("initial.safetensors")
+    """The parameters that training started from, where another run's model was named."""
+    model_description = _File("model.json")
+    """What is needed to rebuild the model, JSON."""
+    model_card = _File("MODEL_CARD.md")
+    """A description of the model for people, Markdown."""
+    checkpoints = _File("checkpoints")
+    """The folder of checkpoints."""
+    report = _File("report.html")
+    """The curves, one HTML file."""
+    logs = _File("logs")
+    """The folder of the learners' logs."""
+    wanted = _File("learners.txt")
+    """How many learners there should be by now, where they ramp up."""
+    control = _File("control.json")
+    """Where a running run takes requests, JSON."""
 
     @classmethod
     def create(cls, path: Path, config: Config, *, resume: bool = False) -> RunDirectory:
@@ -70,69 +103,9 @@ class RunDirectory:
             raise UserError(f"{path} is not a run: {reason}")
         return run
 
-    @property
-    def config(self) -> Path:
-        """The complete configuration, TOML."""
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        """Events, one JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """Results, JSON; written at the end."""
-        return self.path / "summary.json"
-
-    @property
-    def model(self) -> Path:
-        """The parameters of the consensus, safetensors."""
-        return self.path / "model.safetensors"
-
-    @property
-    def initial_model(self) -> Path:
-        """The parameters that training started from, where another run's model was named."""
-        return self.path / "initial.safetensors"
-
-    @property
-    def model_description(self) -> Path:
-        """What is needed to rebuild the model, JSON."""
-        return self.path / "model.json"
-
-    @property
-    def model_card(self) -> Path:
-        """A description of the model for people, Markdown."""
-        return self.path / "MODEL_CARD.md"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def report(self) -> Path:
-        """The curves, one HTML file."""
-        return self.path / "report.html"
-
-    @property
-    def logs(self) -> Path:
-        """The folder of the learners' logs."""
-        return self.path / "logs"
-
     def log(self, learner: int) -> Path:
         """Returns where one learner writes its own log."""
         return self.logs / f"learner-{learner}.log"
-
-    @property
-    def wanted(self) -> Path:
-        """How many learners there should be by now, where they ramp up."""
-        return self.path / "learners.txt"
-
-    @property
-    def control(self) -> Path:
-        """Where a running run takes requests, JSON."""
-        return self.path / "control.json"
 
     def write_wanted(self, learners: int) -> None:
         write_atomically(self.wanted, str(learners).encode())

@@ -17,7 +17,7 @@ from unisono.testing.toy import Result, ToyLearner
 
 @dataclass
 class ToyRun:
-    """What came out of a run."""
+    """The result of a run."""
 
     total: int
     state: State
@@ -25,7 +25,7 @@ class ToyRun:
     results: list[Result]
     coverage: Coverage
     ordered: bool
-    """Whether the ledgers' lines stand in the order in which things happened."""
+    """Whether the ledgers' entries are in the order in which things happened."""
 
     @property
     def survivors(self) -> list[Result]:
@@ -46,7 +46,7 @@ class Cluster:
     slowness: Mapping[int, float] = field(default_factory=dict)
     """How many times longer a minibatch takes at a learner."""
     committed: Sequence[Range] = ()
-    """Positions that were committed before: a run that goes on."""
+    """Positions that were committed before a resumption."""
     timeout: float = 10.0
     """Seconds until a silent learner is declared dead."""
 

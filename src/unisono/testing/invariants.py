@@ -1,4 +1,4 @@
-"""What must be true of a finished run of toy learners. Each law raises ``AssertionError``."""
+"""Invariants of a finished run of toy learners. Each raises ``AssertionError`` if violated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.testing.losses import Marks
 from unisono.testing.toy import Result
 
 TOLERANCE = 1e-9
-"""Relative to the largest number in play: far above rounding, far below any step."""
+"""Relative to the largest number: far above rounding, far below any step."""
 
 
 def all_committed(run: ToyRun) -> None:
@@ -50,16 +50,16 @@ def kept_once(run: ToyRun, marks: Marks, *, loses_after: int | None = None) -> N
     least = 0 if loses_after is not None and len(run.state.lost) >= loses_after else 1
     for result in run.survivors:
         assert result.consensus is not None
-        rejoiner = (np.abs(marks.read(result.consensus)) > TOLERANCE).sum(axis=1)
-        for position in np.flatnonzero((rejoiner > 1) | (rejoiner < least))[:1]:
+        lives = (np.abs(marks.read(result.consensus)) > TOLERANCE).sum(axis=1)
+        for position in np.flatnonzero((lives > 1) | (lives < least))[:1]:
             raise AssertionError(
                 f"position {position} is in the consensus of {result.address.name} by the steps "
-                f"of {rejoiner[position]} learners"
+                f"of {lives[position]} learners"
             )
 
 
 def same_consensus(run: ToyRun, *, exactly: bool) -> None:
-    """Whoever is asked hands out the same model."""
+    """All learners hand out the same consensus."""
     _all_same("consensus", [(r, r.consensus) for r in run.survivors], exactly)
 
 
@@ -73,7 +73,7 @@ def same_end(run: ToyRun, *, exactly: bool) -> None:
 
 
 def nothing_lost(run: ToyRun) -> None:
-    """Each learner is where its own steps and the deltas that it was given lead.
+    """Each learner's parameters are the sum of its own steps and the deltas that it was given.
 
     A snapshot contains the pending deltas. A learner whose parameters are replaced has made no
     step since the snapshot from which the new value was computed.

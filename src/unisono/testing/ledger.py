@@ -1,4 +1,4 @@
-"""What a strategy did to a learner, written down at the seam between the two."""
+"""Records what a strategy does to a learner, call by call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind(Enum):
     """What happened."""
 
     BEGIN = "begin"
-    """A life begins, or another learner's state is taken over: the vector is where it stands."""
+    """An incarnation begins, or takes over a donor's state: the vector is the parameters."""
     STEP = "step"
     """An optimizer step: the vector is the change."""
     SNAPSHOT = "snapshot"
@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass
 class Exchange:
-    """One act of sharing as one learner saw it: what it gave, and how far the answer moved it."""
+    """One act of sharing at one learner: what it gave, and how far the answer moved it."""
 
     round: int
     gave: Numbers
@@ -75,20 +75,20 @@ class Exchange:
 
 @dataclass
 class Ledger:
-    """The lines of one learner, over all its lives."""
+    """The entries of one learner, over all its incarnations."""
 
     entries: list[Entry] = field(default_factory=list)
 
     def write(
         self, kind: Kind, vector: Vector, round_: int = 0, work: TrainedWork | None = None
     ) -> None:
-        """Adds a line with a copy of the vector."""
+        """Adds an entry with a copy of the vector."""
         weight = 0 if work is None else work.examples
         ranges = () if work is None else tuple(work.ranges)
         self.entries.append(Entry(kind, round_, numbers(vector), weight, ranges))
 
     def exchanges(self) -> list[Exchange]:
-        """What went out, with all that came back before the next went out."""
+        """What was sent, each with all that came back before the next was sent."""
         found: list[Exchange] = []
         for entry in self.entries:
             if entry.kind in (Kind.SNAPSHOT, Kind.GRADIENT):
@@ -104,7 +104,7 @@ class Ledger:
 
 
 class LedgerReplica:
-    """A replica that writes down what its strategy asks of it."""
+    """A replica that records what its strategy asks of it."""
 
     def __init__(self, replica: Replica, ledger: Ledger) -> None:
         self._replica = replica
@@ -126,7 +126,7 @@ class LedgerReplica:
         return snapshot
 
     def add(self, delta: Vector) -> None:
-        """Written down, with the values at the time of handing in."""
+        """Records the values at the time of the call."""
         # The vector is the replica's from the call on, which may change it.
         copy = delta.copy()
         self._replica.add(delta)
