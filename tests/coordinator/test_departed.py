@@ -44,7 +44,7 @@ def test_a_witness_that_had_told_is_not_waited_for() -> None:
     assert departed.held == [B]
 
 
-def test_what_an_sync_round_may_contain_is_kept() -> None:
+def test_what_a_sync_round_may_contain_is_kept() -> None:
     departed = Departed()
     departed.add(A, [])
     assert departed.freed(lambda who: who == A) == []

@@ -57,7 +57,7 @@ def test_what_only_the_dead_had_seen_does_not_count() -> None:
     assert not any(sync_rounds.may_contain(who) for who in (A, B, C))
 
 
-def test_the_work_of_the_dead_may_be_in_an_sync_round_until_that_is_resolved() -> None:
+def test_the_work_of_the_dead_may_be_in_a_sync_round_until_that_is_resolved() -> None:
     sync_rounds = three()
     sync_rounds.remove(C)
     assert sync_rounds.may_contain(C)

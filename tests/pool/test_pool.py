@@ -50,7 +50,7 @@ def assign_all(
     share=st.integers(1, 4),
     rounds=st.integers(1, 4),
 )
-def test_the_parts_of_a_assignment_are_all_of_it_once(
+def test_the_parts_of_an_assignment_are_all_of_it_once(
     total: int, members: int, share: int, rounds: int
 ) -> None:
     pool = Pool(total)
