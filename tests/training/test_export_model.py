@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,12 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from unisono.cli.export import export
 from unisono.config import load
+from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError
+from unisono.models import build
 from unisono.runs.directory import RunDirectory
 from unisono.training.acoustic_scorer import TrainedNetwork
 from unisono.training.export_model import ModelFormat, export_model
+from unisono.training.nnet3_reader import Nnet3
 from unisono.training.train import train
 
 MODELS = {
@@ -85,6 +91,60 @@ def test_what_a_format_has_not_is_one_line(run_of: Runs, tmp_path: Path) -> None
     with pytest.raises(UserError, match="use --format onnx"):
         export_model(run_of("blstm"), tmp_path / "model.pt2", ModelFormat.TORCH)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("model", ["dnn", "tdnn"])
+def test_kaldi_nnet3(
+    model: str, run_of: Runs, prep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The priors are the network's mean posteriors, not the counts of the alignment."""
+    out, beside = tmp_path / "model.raw", tmp_path / "model.raw.priors"
+    run = run_of(model)
+    export(run.path, out, ModelFormat.KALDI_NNET3)
+    assert f"{beside}: priors of the states" in capsys.readouterr().out
+    assert sorted(tmp_path.iterdir()) == [out, beside]
+    network = TrainedNetwork(run)
+    x = np.random.default_rng(1).normal(size=(77, network.dimension)).astype(np.float32)
+    np.testing.assert_allclose(Nnet3(out).compute(x), network.log_posteriors(x), atol=1e-4)
+    source = FrameSource(Prep.open(prep), Part.TRAIN, context=0)
+    whole = (source.whole(u)[0].numpy() for u in range(len(source.utterances)))
+    posteriors = np.concatenate([np.exp(network.log_posteriors(frames)) for frames in whole])
+    priors = np.array(beside.read_text().split()[1:-1], dtype=np.float64)
+    np.testing.assert_allclose(priors, posteriors.mean(0, dtype=np.float64), rtol=1e-4)
+    with pytest.raises(UserError, match="exists already"):
+        export_model(run, out, ModelFormat.KALDI_NNET3)
+    out.unlink()
+    with pytest.raises(UserError, match=r"model\.raw\.priors exists already"):
+        export_model(run, out, ModelFormat.KALDI_NNET3)
+
+
+def test_priors_are_of_the_prep_that_the_run_was_trained_on(run_of: Runs, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(run_of("dnn").path, run.path)
+    facts = json.loads(run.model_description.read_text())
+    run.model_description.write_text(json.dumps({**facts, "prep": "of other data"}))
+    with pytest.raises(UserError, match="is not the PREP that"):
+        export_model(run, tmp_path / "model.raw", ModelFormat.KALDI_NNET3)
+    assert not list(tmp_path.glob("model.raw*"))
+
+
+@pytest.mark.parametrize(
+    ("model", "facts", "said"),
+    [
+        ("lstm", {"hidden": [4]}, "of dnn and tdnn only"),
+        ("blstm", {"hidden": [4]}, "of dnn and tdnn only"),
+        ("dnn", {"hidden": [4], "objective": "ctc"}, "trained with CTC"),
+    ],
+)
+def test_what_kaldi_nnet3_has_not(
+    model: str, facts: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    run, sizes = RunDirectory(tmp_path), {"inputs": 3, "outputs": 2}
+    save_file(build(model, **sizes, hidden=[4]).state_dict(), run.model)
+    run.model_description.write_text(json.dumps({"model": model, "context": 0, **sizes, **facts}))
+    with pytest.raises(UserError, match=said):
+        export_model(run, tmp_path / "model.raw", ModelFormat.KALDI_NNET3)
+    assert not list(tmp_path.glob("model.raw*"))
 
 
 def test_what_is_there_is_kept(run_of: Runs, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from unisono.data import Prep
 from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
 from unisono.speech.export import export as write_archives
-from unisono.training.export_model import ModelFormat, export_model
+from unisono.training.export_model import ModelFormat, export_model, priors_beside
 
 
 def export(
@@ -21,8 +21,8 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            help="The model's file; or, of prepared data, the folder for feats and ali, .ark and "
-            ".scp, and utt2spk. It must not exist."
+            help="The model's file (kaldi-nnet3: and FILE.priors beside it); or, of prepared data, "
+            "the folder for feats and ali, .ark and .scp, and utt2spk. It must not exist."
         ),
     ],
     to: Annotated[
@@ -36,6 +36,8 @@ def export(
             f"{out}: frames (T x D, normalised by speaker) to log posteriors; on {frames:,} frames "
             f"it differs from the run's network by at most {difference:.1e}"
         )
+        if to is ModelFormat.KALDI_NNET3:
+            typer.echo(f"{priors_beside(out)}: priors of the states")
         return
     if to is not ModelFormat.ONNX:
         raise UserError(f"{place} is no run: only a run has a model to write as {to.value}")

@@ -153,7 +153,7 @@ class AcousticScorer:
         if network is not None:
             self._priors = np.zeros(1, dtype=np.float32)
             if not network.is_ctc:
-                self._priors = _read_priors(place / ASSETS_FOLDER / PRIORS_FILE)
+                self._priors = read_priors(place / ASSETS_FOLDER / PRIORS_FILE)
             self._identity = network.fingerprint() + self._priors.tobytes().hex()
             self.cache = place / ASSETS_FOLDER / "graphs"
             self.name = "network"
@@ -233,7 +233,8 @@ def _open_network(place: Path) -> TrainedNetwork:
     return TrainedNetwork(RunDirectory.open(place))
 
 
-def _read_priors(path: Path) -> Frames:
+def read_priors(path: Path) -> Frames:
+    """Reads the log priors of a run's states."""
     try:
         priors: Frames = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from unisono.speech.decoding.assets import (
     TUNING_SET_FILE,
     DecodingAssets,
 )
-from unisono.training.acoustic_scorer import TrainedNetwork
+from unisono.training.acoustic_scorer import TrainedNetwork, read_priors
 
 _FRAMES = 100_000
 
@@ -48,15 +49,34 @@ def save_decoding_assets(run: RunDirectory, prep: Prep) -> None:
     network = TrainedNetwork(run)
     if network.is_ctc:  # the blank has most of the mean: nothing is divided out
         return
+    buffer = io.BytesIO()
+    np.save(buffer, _compute_log_priors(network, prep))
+    write_atomically(target / PRIORS_FILE, buffer.getvalue())
+
+
+def log_priors(run: RunDirectory, network: TrainedNetwork) -> NDArray[np.float32]:
+    """The log priors of the states of a run, computed where its PREP was not made from speech.
+
+    Raises:
+        UserError: They cannot be read, or the PREP is needed and is not what it was.
+    """
+    file = run.path / ASSETS_FOLDER / PRIORS_FILE
+    if file.parent.is_dir():
+        return read_priors(file)
+    prep = Prep.open(Path(run.read_config().prep))
+    if json.loads(run.model_description.read_text(encoding="utf-8"))["prep"] != prep.fingerprint:
+        raise UserError(f"{prep.path} is not the PREP that {run.path} was trained on any more")
+    return _compute_log_priors(network, prep)
+
+
+def _compute_log_priors(network: TrainedNetwork, prep: Prep) -> NDArray[np.float32]:
     threads = torch.get_num_threads()
     # One thread: utterances are short, and on a busy machine threads that synchronise at every
     # layer take many times as long.
     torch.set_num_threads(1)
     means = np.maximum(_mean_posteriors(network, prep), 1 / prep.frames_of(Part.TRAIN))
     torch.set_num_threads(threads)
-    buffer = io.BytesIO()
-    np.save(buffer, np.log(means).astype(np.float32))
-    write_atomically(target / PRIORS_FILE, buffer.getvalue())
+    return np.log(means).astype(np.float32)
 
 
 def _mean_posteriors(network: TrainedNetwork, prep: Prep) -> NDArray[np.float64]:

@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.errors import UserError
+from unisono.models import DNN, TDNN
 from unisono.models.lstm import ProjectedLSTM
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets
 from unisono.speech.dependencies import import_package
 from unisono.training.acoustic_scorer import TrainedNetwork
+from unisono.training.decoding_assets import log_priors
+from unisono.training.nnet3_reader import Nnet3
+from unisono.training.nnet3_writer import kaldi_vector, write_nnet3
 
 Frames = NDArray[np.float32]
 _CLOSE = 1e-3
@@ -38,6 +42,8 @@ class ModelFormat(str, Enum):
     ONNX = "onnx"
     TORCH = "torch"
     """A program of ``torch.export``; TorchScript, which it replaces, is deprecated."""
+    KALDI_NNET3 = "kaldi-nnet3"
+    """A raw network of Kaldi's, as text."""
 
 
 class UtteranceModel(nn.Module):
@@ -52,6 +58,7 @@ class UtteranceModel(nn.Module):
         super().__init__()
         self.model = network.model
         self.context, self.subsampling = network.context, network.subsampling
+        self.dimension = network.dimension
         self.left, self.right, self.one_by_one = network.left, network.right, network.one_by_one
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -73,8 +80,15 @@ def _padded(rows: Tensor, left: int, right: int) -> Tensor:
     return torch.cat([rows[:1].expand(left, -1), rows, rows[-1:].expand(right, -1)])
 
 
+def priors_beside(model: Path) -> Path:
+    """Where the priors of a kaldi-nnet3 model are."""
+    return model.with_name(model.name + ".priors")
+
+
 def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, int]:
     """Writes the network of a run, and compares what it says with the network itself.
+
+    The priors of the states are written beside a kaldi-nnet3 model.
 
     Args:
         run: A run that has ended.
@@ -87,19 +101,22 @@ def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, 
     Raises:
         UserError: There is no model, a package is missing, or the export differs.
     """
-    if out.exists():
-        raise UserError(f"{out} exists already; name another --out")
+    for_kaldi = to is ModelFormat.KALDI_NNET3
+    for path in (out, priors_beside(out)) if for_kaldi else (out,):
+        if path.exists():
+            raise UserError(f"{path} exists already; name another --out")
     network = TrainedNetwork(run)
     model = UtteranceModel(network).eval()
     if to is ModelFormat.ONNX:
         for package in ("onnx", "onnxscript", "onnxruntime"):
             import_package(package, extra="onnx")
-    _check_recurrent(model, to)
+    _check_kind(network, to)
     frames = _frames_of(run, network)
     facts = json.loads(run.model_description.read_text(encoding="utf-8"))
     write, read = {
         ModelFormat.ONNX: (_write_onnx, _read_onnx),
         ModelFormat.TORCH: (_write_torch, _read_torch),
+        ModelFormat.KALDI_NNET3: (_write_nnet3, _read_nnet3),
     }[to]
     scratch = out.with_name(out.name + ".partial")
     try:
@@ -110,6 +127,9 @@ def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, 
                 f"the model as {to.value} differs from the network by {difference:g}: "
                 "please report this"
             )
+        if for_kaldi:
+            priors = np.exp(log_priors(run, network), dtype=np.float64)
+            write_atomically(priors_beside(out), kaldi_vector(priors).encode())
         write_atomically(out, scratch.read_bytes())
     finally:
         scratch.unlink(missing_ok=True)
@@ -137,10 +157,21 @@ def _largest_difference(
     )
 
 
-def _check_recurrent(model: nn.Module, to: ModelFormat) -> None:
-    """A recurrent layer can be written where it is one operator, and not a loop over frames."""
-    layers = [layer for layer in model.modules() if isinstance(layer, ProjectedLSTM)]
-    if to is ModelFormat.ONNX:
+def _check_kind(network: TrainedNetwork, to: ModelFormat) -> None:
+    """Not every format has every network.
+
+    A recurrent layer can be written where it is one operator, and not a loop over frames.
+    """
+    layers = [layer for layer in network.model.modules() if isinstance(layer, ProjectedLSTM)]
+    if to is ModelFormat.KALDI_NNET3:
+        if not isinstance(network.model, (DNN, TDNN)):
+            raise UserError("kaldi-nnet3 is written of dnn and tdnn only: use --format onnx")
+        if network.is_ctc:
+            raise UserError(
+                "kaldi-nnet3 is written of networks that tell states apart; this one was trained "
+                "with CTC: use --format onnx"
+            )
+    elif to is ModelFormat.ONNX:
         if any(isinstance(layer.projection, nn.Linear) for layer in layers):
             raise UserError(
                 "ONNX has no LSTM with a projection: train with --set network.projection=0"
@@ -209,3 +240,17 @@ def _read_torch(path: Path) -> Callable[[Frames], Frames]:
         return found
 
     return compute
+
+
+def _write_nnet3(model: UtteranceModel, _: Tensor, __: dict[str, Any], path: Path) -> None:
+    assert isinstance(model.model, (DNN, TDNN))
+    write_nnet3(path, model.model, model.context, model.dimension)
+
+
+def _read_nnet3(path: Path) -> Callable[[Frames], Frames]:
+    try:
+        return Nnet3(path).compute
+    except ValueError as error:
+        raise UserError(
+            f"the model as kaldi-nnet3 cannot be read again: {error}; please report this"
+        ) from None
