@@ -260,6 +260,37 @@ def test_one_leads_after_breaking_out_at_the_end(strategy: str, pause: float) ->
     assert is_leader == [True]
 
 
+@pytest.mark.parametrize("epochs", [None, 2])
+@pytest.mark.parametrize("strategy", ALL)
+def test_one_leads_after_the_with_statement(
+    strategy: str, epochs: int | None, together: Together
+) -> None:
+    """Also who asks behind it, as most scripts do, has a learner that saves the model."""
+    is_leader: list[bool] = []
+    agrees: list[bool] = []
+
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), ALL[strategy], epochs=epochs) as learner:
+            draw = learner.draw(dataset(), epochs=None if epochs else 2, batch_size=BATCH)
+            for place, batch in enumerate(draw):
+                learner.step(loss_of(model, batch))
+                if place == 3:
+                    break
+            with learner.consensus():
+                inside = [p.detach().clone() for p in model.parameters()]
+        is_leader.append(learner.is_leader)
+        with learner.consensus():
+            agrees.append(all(map(torch.equal, inside, model.parameters())))
+
+    alone(loop)
+    assert is_leader == [True] and agrees == [True]
+    is_leader.clear()
+    if strategy != "solo":
+        together(loop, 2)
+        assert sorted(is_leader) == [False, True]
+
+
 @pytest.mark.parametrize("strategy", ALL)
 def test_nothing_drawn_and_nothing_trained(strategy: str, together: Together) -> None:
     """A with statement without a loop, or with one that is left at once."""

@@ -41,6 +41,8 @@ class Rejoiner:
         self.current: Session[Any] | None = None
         """The current session, or the last one; None between two."""
         self._left = False
+        self._finished = False
+        """Whether there are no more minibatches."""
         self._last_consensus: Vector | None = None
         self.leads = False
         """After ``leave_early``: whether this learner is the leader."""
@@ -67,6 +69,7 @@ class Rejoiner:
                 if found is None:
                     self.session.stepper.finish()
             if not self._refused:
+                self._finished = found is None
                 return found
             self.session.fabric.close()
             self.current = None
@@ -94,13 +97,15 @@ class Rejoiner:
     def end(self, error: BaseException | None) -> None:
         """Leaves after the loop, or reports its error.
 
-        A learner that has lost one of its processes reports nothing: it is lost, and the run has
-        not failed.
+        A learner that broke out of its loop may lead, and a script asks only now. One that has lost
+        one of its processes reports nothing: it is lost, and the run has not failed.
         """
         if self.current is None:
             return
-        if error is None:
+        if error is None and self._finished:
             self.leave()
+        elif error is None:
+            self.leave_early()
         elif isinstance(error, Exception) and not isinstance(error, Cancelled | ProcessLost):
             self.current.replica.abort_update()
             self._report(error)
