@@ -48,7 +48,9 @@ def test_the_peak_of_traffic_falls_and_computing_does_not() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UserError, match="fragments is 0: there must be at least one"):
+    with pytest.raises(UserError, match="fragments is 0: give a number from 1 to 256"):
         Averaging(fragments=0)
+    with pytest.raises(UserError, match="fragments is 100000: give a number from 1 to 256"):
+        Averaging(fragments=100000)
     with pytest.raises(UserError, match="set sharding=dynamic, or fragments=1"):
         Averaging(fragments=2, sharding=Sharding.STATIC)

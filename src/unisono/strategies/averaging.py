@@ -16,6 +16,9 @@ from unisono.strategies.options import CHOICES, CODE_ONLY, EXAMPLES
 from unisono.strategies.outer_steps import OUTERS, Outer, Plain
 from unisono.strategies.selection import AllModels, Selection
 
+MOST_FRAGMENTS = 256
+"""Each is an exchange of its own: with many more a round takes longer than all of the training."""
+
 
 class AveragingParticipant(ModelRoundsParticipant):
     """Rounds of local steps.
@@ -120,8 +123,10 @@ class Averaging(Strategy):
         check_every(self.every)
         if self.restart_optimizer and self.sharding is not Sharding.STATIC:
             raise UserError("restart_optimizer needs rounds of all learners: set sharding=static")
-        if self.fragments < 1:
-            raise UserError(f"fragments is {self.fragments}: there must be at least one")
+        if not 1 <= self.fragments <= MOST_FRAGMENTS:
+            raise UserError(
+                f"fragments is {self.fragments}: give a number from 1 to {MOST_FRAGMENTS}"
+            )
         if self.fragments > 1 and self.sharding is Sharding.STATIC:
             raise UserError(
                 "fragments spread a round over the computing after it, and with static sharding "
