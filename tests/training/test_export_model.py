@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,6 +156,21 @@ def test_what_is_there_is_kept(run_of: Runs, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists already"):
         export_model(run_of("dnn"), out, ModelFormat.TORCH)
     assert out.read_text() == "mine"
+
+
+def test_where_nothing_can_be_written_is_one_line(
+    run_of: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=f"there is no folder {tmp_path / 'nowhere'}"):
+        export_model(run_of("dnn"), tmp_path / "nowhere" / "model.pt2", ModelFormat.TORCH)
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch.export, "save", no_room)
+    with pytest.raises(UserError, match=r"cannot write .*model.pt2: No space left"):
+        export_model(run_of("dnn"), tmp_path / "model.pt2", ModelFormat.TORCH)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_without_a_model_is_one_line(tmp_path: Path) -> None:

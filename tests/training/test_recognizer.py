@@ -77,10 +77,16 @@ def test_bad_audio_is_one_line(place: Path, tmp_path: Path) -> None:
             (np.zeros(10), "too short"),
             (np.zeros((10, 2)), "one dimension"),
             (np.full(9000, np.nan), "finite"),
+            ([tmp_path / "text.wav"], "finite numbers"),
+            (["text.wav"], "finite numbers"),
+            (b"RIFF", "finite numbers"),
+            ([[0.5], [0.5, 0.5]], "finite numbers"),
         ):
             with pytest.raises(unisono.UserError, match=what) as caught:
                 recognizer.recognize(audio)
             assert "\n" not in str(caught.value)
+    with pytest.raises(unisono.UserError, match="closed"):
+        recognizer.recognize(np.zeros(9000))
 
 
 def test_a_run_without_a_model_is_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import secrets
 import warnings
 from collections.abc import Callable
 from enum import Enum
@@ -103,8 +105,10 @@ def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, 
     """
     for_kaldi = to is ModelFormat.KALDI_NNET3
     for path in (out, priors_beside(out)) if for_kaldi else (out,):
-        if path.exists():
+        if os.path.lexists(path):
             raise UserError(f"{path} exists already; name another --out")
+    if not out.parent.is_dir():
+        raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     network = TrainedNetwork(run)
     model = UtteranceModel(network).eval()
     if to is ModelFormat.ONNX:
@@ -118,7 +122,7 @@ def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, 
         ModelFormat.TORCH: (_write_torch, _read_torch),
         ModelFormat.KALDI_NNET3: (_write_nnet3, _read_nnet3),
     }[to]
-    scratch = out.with_name(out.name + ".partial")
+    scratch = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
     try:
         write(model, torch.from_numpy(frames[:50]), facts, scratch)
         difference = _largest_difference(network, read(scratch), frames)
@@ -131,6 +135,8 @@ def export_model(run: RunDirectory, out: Path, to: ModelFormat) -> tuple[float, 
             priors = np.exp(log_priors(run, network), dtype=np.float64)
             write_atomically(priors_beside(out), kaldi_vector(priors).encode())
         write_atomically(out, scratch.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     finally:
         scratch.unlink(missing_ok=True)
     return difference, len(frames)

@@ -58,6 +58,7 @@ class Recognizer:
         cache = self._scorer.cache
         graph = cached_graph(inputs, cache) if cache else inputs.build()
         self._decoder = Decoder(graph, inputs.words, 1)
+        self._closed = False
 
     def __enter__(self) -> Recognizer:
         return self
@@ -71,7 +72,8 @@ class Recognizer:
         self.close()
 
     def close(self) -> None:
-        """Removes its temporary files."""
+        """Removes its temporary files; nothing can be recognised after it."""
+        self._closed = True
         self._decoder.__exit__()
         self._scorer.__exit__()
 
@@ -89,8 +91,10 @@ class Recognizer:
         Features are normalised over all of them, as in training: the more there are, the better.
 
         Raises:
-            UserError: One cannot be read, or is too short for one frame.
+            UserError: One cannot be read, or is too short for one frame; or it is closed.
         """
+        if self._closed:
+            raise UserError("the recognizer is closed: make another one")
         extracted = [
             (_utterance(str(number)), self._features(audio)) for number, audio in enumerate(audios)
         ]
@@ -111,7 +115,10 @@ class Recognizer:
     def _samples(self, audio: Path | str | ArrayLike) -> NDArray[np.float64]:
         if isinstance(audio, Path | str):
             return AudioReader(rate=self.rate, resample=True).read(_utterance(str(audio)))
-        samples = np.asarray(audio, dtype=np.float64)
+        try:
+            samples = np.asarray(audio, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            samples = np.full(1, np.nan)
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise UserError("samples must be finite numbers, one after the other in one dimension")
         return samples * _SCALE
