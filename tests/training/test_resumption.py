@@ -78,6 +78,7 @@ def test_the_last_resumption_alone_is_summed_up(trained: Path, prep: Path) -> No
     frames = Prep.open(prep).frames_of(Part.TRAIN)
     assert summary.examples == frames
     assert summary.minibatches.committed == -(-frames // 256)
+    assert summary.rounds == 0, "one learner shares nothing, whatever its checkpoint was numbered"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def outcome_of(state: State) -> dict[str, Any]:
         "over": state.pool.over,
         "stopped": state.pool.stopped,
         "orderly": state.orderly,
-        "rounds": state.sync_rounds.resolved,
+        "rounds": state.sync_rounds.resolved - state.first_round,
         "lost": [str(address) for address in state.lost],
         "joined": state.joined,
         "learners": sorted({address.number for address in state.endpoints}),
