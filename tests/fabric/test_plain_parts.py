@@ -72,6 +72,7 @@ def test_views_follow_from_changes(old: list[Member], source: Any, new: list[Mem
     source.shuffle(joined)
     after = before.after(7, tuple(joined), tuple(gone))
     assert after == View(7, tuple(sorted(new)))
+    assert after.addresses() == View(7, tuple(new)).addresses()
     assert after.changes_since(before) == (tuple(sorted(gone)), tuple(sorted(joined)))
     assert View(7, tuple(new)).changes_since(View(3, tuple(old))) == after.changes_since(before)
     # Nodes of a process that share a view share the next one, but none that is another.

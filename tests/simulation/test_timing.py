@@ -67,7 +67,10 @@ def test_nobody_waits_for_a_slow_learner(strategy: str) -> None:
     assert slowed.seconds <= 1.3 * fast * COST  # the slow one has some leases left at the end
 
 
-@pytest.mark.parametrize("name", ["gossip-random", "adpsgd", "averaging", "allreduce", "server"])
+@pytest.mark.parametrize(
+    "name",
+    ["gossip-random", "adpsgd", "averaging", "allreduce", "delay-by-one", "server", "elastic"],
+)
 def test_messages_that_are_not_copied_change_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

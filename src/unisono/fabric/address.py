@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, SupportsIndex
@@ -56,6 +57,17 @@ class Addresses(tuple[Address, ...]):
 
     def __contains__(self, address: object) -> bool:
         return address in self._places
+
+    def changed(self, joined: Iterable[Address], gone: Iterable[Address]) -> Addresses:
+        """With some more and without some, as far as they are in it."""
+        found = list(self)
+        for address in gone:
+            place = bisect_left(found, address)
+            if place < len(found) and found[place] == address:
+                del found[place]
+        for address in joined:
+            insort(found, address)
+        return super().__new__(type(self), found)
 
     def index(self, address: Any, *bounds: SupportsIndex) -> int:
         """The place of an address; raises ``ValueError`` if it is not in it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,11 +118,11 @@ class View:
         change = version, joined, gone
         following = self._memory.following() if self._memory.following else None
         if following is None or following._memory.change != change:
-            leavers = set(gone)
-            stay: Sequence[Member] = self.members
-            if leavers:
-                stay = [member for member in self.members if member.address not in leavers]
-            following = View(version, tuple(sorted([*stay, *joined])))
+            following = View(version, _changed(self._sorted, joined, gone))
+            learners = [m.address for m in joined if m.address.role == "learner"]
+            # Both are in order: sorting them anew would make N joins cost N x N comparisons.
+            vars(following)["_sorted"] = following.members
+            vars(following)["_learners"] = self._learners.changed(learners, gone)
             following._memory.before, following._memory.change = weakref.ref(self), change
             self._memory.following = weakref.ref(following)
         return following
@@ -147,6 +148,20 @@ class View:
         now = {member.address for member in self.members}
         joined = tuple(sorted(m for m in self.members if m.address not in then))
         return tuple(sorted(then - now)), joined
+
+
+def _changed(
+    members: tuple[Member, ...], joined: tuple[Member, ...], gone: tuple[Address, ...]
+) -> tuple[Member, ...]:
+    """Sorted members, with some more and without some."""
+    found = list(members)
+    for address in gone:
+        place = bisect_left(found, (address,))
+        if place < len(found) and found[place].address == address:
+            del found[place]
+    for member in joined:
+        insort(found, member)
+    return tuple(found)
 
 
 class _ViewMemory:
@@ -233,14 +248,13 @@ def encode(body: Body) -> bytes:
 
 
 def encoded_size(body: Body) -> int:
-    """The bytes of ``encode``, for a dataclass; nothing is encoded."""
+    """The bytes of ``encode``, for a dataclass that nobody changes; nothing is encoded."""
     global _last_sized
     last, nbytes = _last_sized
     if body is not last:
         nbytes = size_of_message(body)
         _check_size(nbytes)
-        if is_fixed(type(body)):
-            _last_sized = body, nbytes
+        _last_sized = body, nbytes
     return nbytes
 
 

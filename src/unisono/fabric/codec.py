@@ -38,8 +38,8 @@ class _Form(NamedTuple):
     read: Callable[[Any], Any]
     size: Callable[[Any], int]
     """Characters of JSON in what is written."""
-    copy: Callable[[Any], Any] | None = None
-    """None: they cannot change, and who has one may share it."""
+    is_fixed: bool = True
+    """Whether they cannot change, so that who has one may share it."""
 
 
 class TypedPort(Generic[T]):
@@ -96,13 +96,7 @@ def is_message(body: Any) -> bool:
 
 def is_fixed(kind: Any) -> bool:
     """Whether the values of a type of messages cannot change, so that nobody needs a copy."""
-    return _form(kind).copy is None
-
-
-def copy_message(message: T) -> T:
-    """What reading the written message would give: itself, if it cannot change."""
-    copy = _form(type(message)).copy
-    return message if copy is None else typing.cast("T", copy(message))
+    return _form(kind).is_fixed
 
 
 def to_plain(value: Any) -> dict[str, Any]:
@@ -176,7 +170,7 @@ _forms: dict[Any, _Form] = {}
 
 def _derive(kind: Any) -> _Form:
     if kind is Any:
-        return _Form(_same, _same, plain_size, _copy_plain)
+        return _Form(_same, _same, plain_size, is_fixed=False)
     if kind is float:
         return _Form(_same, _read_float, plain_size)
     if kind is int:
@@ -213,12 +207,6 @@ def _derive(kind: Any) -> _Form:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _copy_plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _copy_plain(each) for key, each in value.items()}
-    return [_copy_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def plain_size(value: Any) -> int:
@@ -300,15 +288,11 @@ def _sequence_form(make: Callable[[Any], Any], item: _Form) -> _Form:
             _wrong(list, plain)
         return make([item.read(value) for value in plain])
 
-    copy = None
-    if item.copy is not None or make is not tuple:
-        copy_item = item.copy or _same
-        copy = lambda value: make([copy_item(each) for each in value])  # noqa: E731
     return _Form(
         lambda value: [item.write(each) for each in value],
         read,
-        lambda value: sum(map(item.size, value)) + max(len(value), 1) + 1,
-        copy,
+        lambda value: sum(map(item.size, value)) + (len(value) or 1) + 1,
+        item.is_fixed and make is tuple,
     )
 
 
@@ -318,10 +302,6 @@ def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
             _wrong(f"a list of {len(items)}", plain)
         return make([item.read(value) for item, value in zip(items, plain, strict=True)])
 
-    copy = None
-    if any(item.copy for item in items):
-        copies = [item.copy or _same for item in items]
-        copy = lambda value: make([c(v) for c, v in zip(copies, value, strict=True)])  # noqa: E731
     sizes = [item.size for item in items]
 
     def size(value: Any) -> int:
@@ -331,7 +311,7 @@ def _tuple_form(make: Callable[[Any], Any], items: tuple[_Form, ...]) -> _Form:
         lambda value: [item.write(each) for item, each in zip(items, value, strict=True)],
         read,
         _pair_size if sizes == [_int_size, _int_size] else size,
-        copy,
+        all(item.is_fixed for item in items),
     )
 
 
@@ -351,7 +331,6 @@ def _dict_form(key: Any, value: Any) -> _Form:
             _wrong(dict, plain)
         return {read_key(name): form.read(each) for name, each in plain.items()}
 
-    copy_value = form.copy
     size, key_size = (
         form.size,
         _address_size if key is Address else lambda key: _text_size(str(key)),
@@ -360,7 +339,7 @@ def _dict_form(key: Any, value: Any) -> _Form:
         lambda value: {str(k): form.write(v) for k, v in value.items()},
         read,
         lambda value: sum([key_size(k) + size(v) + 2 for k, v in value.items()]) + _ends(value),
-        dict if copy_value is None else lambda value: {k: copy_value(v) for k, v in value.items()},
+        is_fixed=False,
     )
 
 
@@ -388,10 +367,6 @@ def _union_form(members: tuple[Any, ...]) -> _Form:
             return _form(next(iter(kinds.values()))).read(plain)
         return _read_tagged(kinds, plain)
 
-    def copy(value: Any) -> Any:
-        form = _form(type(value) if value is None or type(value) in members else others[0])
-        return value if form.copy is None else form.copy(value)
-
     def size(value: Any) -> int:
         if value is None and nullable:
             return len("null")
@@ -401,7 +376,7 @@ def _union_form(members: tuple[Any, ...]) -> _Form:
             return fields if alone else _with_kind(fields, kind)
         return _form(others[0]).size(value)
 
-    return _Form(write, read, size, copy if any(_form(m).copy for m in members) else None)
+    return _Form(write, read, size, all(_form(member).is_fixed for member in members))
 
 
 def _dataclass_form(kind: Any) -> _Form:
@@ -455,19 +430,8 @@ def _dataclass_form(kind: Any) -> _Form:
                 total += name_size + size_of(value)
         return max(total, len("{}"))
 
-    copies = [(name, form.copy) for name, (_, form) in fields.items() if form.copy is not None]
-
-    def copy(message: Any) -> Any:
-        """It was checked when it was made; only what can change is made anew."""
-        twin = object.__new__(kind)
-        values = twin.__dict__
-        values.update(message.__dict__)
-        for name, copy_value in copies:
-            values[name] = copy_value(values[name])
-        return twin
-
-    is_fixed = kind.__dataclass_params__.frozen and not any(f.copy for _, f in fields.values())
-    return _Form(write, read, size, None if is_fixed else copy)
+    is_frozen = kind.__dataclass_params__.frozen
+    return _Form(write, read, size, is_frozen and all(f.is_fixed for _, f in fields.values()))
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:

@@ -24,10 +24,10 @@ class LinkRates:
             since = traffic.carrying_since
             under_way = 0.0 if since is None else self._fabric.now() - since
             nbytes, seconds = self._before.get(to, (0, 0.0))
-            new = LinkRate(to.name, traffic.bytes - nbytes, traffic.seconds + under_way - seconds)
-            if new.seconds <= 0 or new.bytes <= 0:
+            new_bytes, new_seconds = traffic.bytes - nbytes, traffic.seconds + under_way - seconds
+            if new_seconds <= 0 or new_bytes <= 0:
                 continue
-            found.append(new)
+            found.append(LinkRate(to.name, new_bytes, new_seconds))
             if since is None:
                 self._before[to] = (traffic.bytes, traffic.seconds)
         return min(found, key=lambda link: link.bytes / link.seconds, default=None)

@@ -127,19 +127,28 @@ def merge(*parts: Iterable[Range]) -> Ranges:
     if len(parts) == 1 and type(parts[0]) is tuple and len(parts[0]) == 1:
         only: Ranges = parts[0]
         return only if only[0][0] < only[0][1] else ()
-    ranges = [(start, stop) for part in parts for start, stop in part if start < stop]
-    return tuple(RangeSet(ranges) if len(ranges) > 1 else ranges)
+    merged: list[Range] = []
+    for start, stop in sorted([(a, b) for part in parts for a, b in part if a < b]):
+        if merged and start <= merged[-1][1]:
+            if stop > merged[-1][1]:
+                merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
 
 
 def subtract(ranges: Iterable[Range], *others: RangeSet | Iterable[Range]) -> Ranges:
     """The positions that are in none of the others."""
-    left = RangeSet(ranges)
-    for other in others if left else ():
+    left = merge(ranges)
+    for other in others:
         if isinstance(other, RangeSet):
             other = [part for start, stop in left for part in other.within(start, stop)]
-        for start, stop in other:
-            left.remove(start, stop)
-    return tuple(left)
+        if other and left:
+            rest = RangeSet(left)
+            for start, stop in other:
+                rest.remove(start, stop)
+            left = tuple(rest)
+    return left
 
 
 def merge_notes(*parts: Mapping[Address, Iterable[Range]]) -> Notes:

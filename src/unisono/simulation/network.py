@@ -72,7 +72,8 @@ class HostNetwork:
         links |= {rack.name: rack for rack in hosts.rack}
         self._out = {name: _Way(link.bandwidth) for name, link in links.items()}
         self._in = {name: _Way(link.bandwidth) for name, link in links.items()}
-        self._names = [host.name for host in hosts.host]
+        self._host_out = [self._out[host.name] for host in hosts.host]
+        self._host_in = [self._in[host.name] for host in hosts.host]
         self._places = [place for place, h in enumerate(hosts.host) for _ in range(h.learners)]
         self._copied: dict[Address, float] = {}
 
@@ -114,12 +115,13 @@ class HostNetwork:
 
     def _path(self, here: int, there: int) -> list[_Way]:
         """The ways from host to host."""
-        names = [(self._out, self._names[here])]
+        first, last = self._host_out[here], self._host_in[there]
         near, far = self._racks[here], self._racks[there]
-        if near != far:
-            names += [(self._out, near), (self._in, far)]
-        names.append((self._in, self._names[there]))
-        return [ways[name] for ways, name in names if name]
+        if near == far:
+            return [first, last]
+        uplinks = [self._out[near]] if near else []
+        uplinks += [self._in[far]] if far else []
+        return [first, *uplinks, last]
 
     def _place(self, address: Address) -> int:
         if address[0] != "learner":

@@ -34,7 +34,7 @@ from unisono.fabric.api import (
     name_of,
 )
 from unisono.fabric.blocking import check_may_block, forbidden_context
-from unisono.fabric.codec import copy_message, is_fixed, is_message
+from unisono.fabric.codec import is_fixed, is_message
 from unisono.fabric.simulated.kernel import Kernel
 from unisono.fabric.simulated.network import Channel
 from unisono.fabric.simulated.waiter import Waiter
@@ -70,12 +70,7 @@ class _Port:
 
 @dataclass(slots=True)
 class _Shared(Message[Any]):
-    """A message that the receiver gets without reading it from its data."""
-
-    def read(self, port: PortName) -> None:
-        """Becomes plain data where the port does not expect this type."""
-        if isinstance(port, str) or not port.accepts(type(self.body)):
-            self.body = json.loads(encode(self.body))
+    """A message that the receiver gets without reading it from its data, nor a copy."""
 
 
 class _Lock:
@@ -158,8 +153,9 @@ class SimulatedNode:
 
     def sleep(self, seconds: float) -> None:
         """Lets the clock move on."""
-        self._enter()
         kernel = self.kernel
+        if self._reason is not None or kernel.may_switch:
+            self._enter()
         waiter = kernel.waiter()
         kernel.wake_at(kernel.now + seconds, waiter)
         while not waiter.fired:
@@ -222,15 +218,24 @@ class SimulatedNode:
         *,
         wait: bool = True,
     ) -> None:
-        """Sends a copy; the kernel delivers it when the network lets it."""
+        """Sends a copy; the kernel delivers it when the network lets it.
+
+        Where only time is simulated, messages are not copied: who has sent or received one does not
+        change it.
+        """
         kernel = self.kernel
+        content = body
+        kind: type[Message[Any]] = _Shared
         if kernel.numerics or not is_message(body):
             data = encode(body)
-            nbytes, is_shared = len(data), is_message(body) and is_fixed(type(body))
+            nbytes = len(data)
+            if not (is_message(body) and is_fixed(type(body))):
+                content, kind = json.loads(data), Message
         else:
-            nbytes, is_shared = encoded_size(body), True
+            nbytes = encoded_size(body)
         if wait:
-            self._enter()
+            if self._reason is not None or kernel.may_switch:
+                self._enter()
         elif self._reason is not None:
             self._raise_if_cancelled()
         key = (to, port if isinstance(port, str) else port.name)
@@ -256,8 +261,6 @@ class SimulatedNode:
         if vector is not None:
             copy = vector.copy()
             self._count_sent(to, vector.nbytes)
-        content = copy_message(body) if is_shared else json.loads(data)
-        kind = _Shared if is_shared else Message
         release = partial(self._give_credit, channel)
         kernel.send(channel, kind(self.address, content, copy, release), nbytes)
 
@@ -278,10 +281,11 @@ class SimulatedNode:
         self, port: PortName, from_: Address | None = None, timeout: float | None = None
     ) -> Message[Any]:
         """The next message."""
-        self._enter()
+        kernel = self.kernel
+        if self._reason is not None or kernel.may_switch:
+            self._enter()
         name = port if isinstance(port, str) else port.name
         queue = self._ports.get(name) or self._port(name)
-        kernel = self.kernel
         timer: Waiter | None = None
         while True:
             if self._reason is not None:
@@ -290,9 +294,7 @@ class SimulatedNode:
             if message is not None:
                 if message.vector is None and message.on_release is not None:
                     message.release()
-                if type(message) is _Shared:
-                    message.read(port)
-                if self._screen.passes(port, message):
+                if self._read(port, message):
                     return message
                 continue
             if from_ is not None and from_ in self._gone:
@@ -309,6 +311,16 @@ class SimulatedNode:
                     kernel.fire_at(kernel.now + timeout, timer)
                 timer.target = waiter
             kernel.park()
+
+    def _read(self, port: PortName, message: Message[Any]) -> bool:
+        """Gives a message of a typed port its type; False: it was malformed, and is dropped."""
+        if type(message) is _Shared:
+            if not isinstance(port, str) and port.accepts(type(message.body)):
+                return True
+            message.body = json.loads(encode(message.body))
+        elif is_message(message.body):
+            return True  # posted here
+        return self._screen.passes(port, message)
 
     def compute(self, work: Callable[[], T], cost: float) -> T:
         """Runs ``work`` now (or skips it), and lets ``cost`` seconds pass."""

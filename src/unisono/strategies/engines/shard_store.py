@@ -156,7 +156,7 @@ class ShardStore:
         following = members[(members.index(self._fabric.address) + 1) % len(members)]
         lost = {s for s in versions if s in self._shards and self._given.get(s, -1) < versions[s]}
         for run in runs(lost, self._count, members):
-            copies = tuple(self._shards[s].copy for s in range(*run))
+            copies = tuple(self._shards[s].copy.twin() for s in range(*run))
             if self._send(following, PORT, Backup(run, copies), self._part(self._values, run)):
                 self._note_given(run)
 
@@ -307,7 +307,8 @@ class ShardStore:
                 if copy is not self.copies[shard]:
                     start, stop = bounds((shard, shard + 1), self._count, len(self.model))
                     vector.slice(start - low, stop - low).assign(self._values.slice(start, stop))
-        self._send(message.sender, PORT, Copies(wanted.run, copies), vector)
+        twins = tuple(copy.twin() for copy in copies)
+        self._send(message.sender, PORT, Copies(wanted.run, twins), vector)
         self._note_given(wanted.run)
         return True
 
@@ -342,7 +343,7 @@ class ShardStore:
                 update.assign(message.vector.decoded(self._precision, values))
             self._apply(push, sender, update)
         message.release()
-        copies = tuple(self._shards[s].copy for s in range(*run))
+        copies = tuple(self._shards[s].copy.twin() for s in range(*run))
         same = push.initial and all(copy.version == 0 for copy in copies)
         answer, difference, vector = 0, False, None if same else values
         if not here and same:

@@ -62,7 +62,7 @@ class Copy:
         return self.age > other.age
 
     def twin(self) -> Copy:
-        """Another that does not change with this one."""
+        """Another that does not change with this one: messages hold these."""
         return Copy(self.version, dict(self.applied), dict(self.notes), self.generation)
 
 
