@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from unisono.simulation.hosts import Hosts, HostTable, Link
@@ -81,3 +85,44 @@ def test_messages_that_are_not_copied_change_nothing(
         lambda loop, **options: run_loops(loop, **{**options, "numerics": True}),
     )
     assert timing(name, 5, 100, slow=2.0) == fast
+
+
+_TRACE = """
+import hashlib
+from unisono.simulation.hosts import Hosts, HostTable, Link
+from unisono.simulation.network import HostNetwork
+from unisono.simulation.timing import time_strategy
+from unisono.strategies.registry import make
+
+class Traced(HostNetwork):
+    trace = hashlib.sha256()
+
+    def delay(self, sender, receiver, nbytes, now):
+        self.trace.update(repr((sender.name, receiver.name, nbytes, now)).encode())
+        return super().delay(sender, receiver, nbytes, now)
+
+link = Link(bandwidth_mbit=10_000.0, latency_ms=0.1)
+hosts = [HostTable(name=f"host-{n}") for n in range(16)]
+network = Traced(Hosts(shared_memory=link, network=link, host=hosts))
+time_strategy(
+    make("gossip-random"), name="gossip-random", learners=16, minibatches=320, batch_size=256,
+    parameters=1_000_000, prefetch=2, cost=0.1, slowness={}, spread={}, network=network,
+)
+print(network.trace.hexdigest())
+"""
+
+
+def test_every_message_is_the_same_in_every_process() -> None:
+    """Among equal learners many things happen at once; the hash seed of Python decides nothing."""
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", _TRACE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=200,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(traces) == 1 and traces.pop().strip()

@@ -78,8 +78,8 @@ class GossipParticipant(Participant):
         self._open = TrainedWork()
         """Own work that is not known to be in another's model."""
         self._reports = WorkReports(replica)
-        self._turned_away: set[Address] = set()
-        """Learners that were told ``Busy``."""
+        self._turned_away: dict[Address, None] = {}
+        """Learners that were told ``Busy``, in that order: a set's depends on the process."""
         self._refused_by: set[Address] = set()
         """Learners that have said that they are busy."""
         self._unclosed: list[Address] = []
@@ -221,12 +221,14 @@ class GossipParticipant(Participant):
     def _turn_away(self, message: Message[Any]) -> None:
         """Answers ``Busy``; the sender may ask again after ``Free``."""
         message.release()
-        self._turned_away.add(message.sender)
+        self._turned_away[message.sender] = None
         self._tell(message.sender, Busy())
 
     def _free_all(self) -> None:
         while self._turned_away:
-            self._tell(self._turned_away.pop(), Free())
+            who = next(iter(self._turned_away))
+            del self._turned_away[who]
+            self._tell(who, Free())
 
     def _take_model(self) -> tuple[Vector, Notes]:
         """A snapshot, and all work in it that the coordinator may not know, by owner."""
@@ -248,7 +250,7 @@ class GossipParticipant(Participant):
         self._unclosed.append(who)
         self._reports.member_gone()
         self._codec.forget(who)
-        self._turned_away.discard(who)
+        self._turned_away.pop(who, None)
         self._refused_by.discard(who)
         self._on_gone(who)
 
