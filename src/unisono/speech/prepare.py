@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from unisono.data import Corpus, Part, Prep, hold_out, write_prep
@@ -24,16 +26,11 @@ from unisono.speech.corpus.exclusions import EXCLUDED_FILE, ExclusionReason
 from unisono.speech.corpus.lexicon import SILENCE, Lexicon
 from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets, select_tuning_set
 from unisono.speech.features.audio import AudioReader
-from unisono.speech.features.extraction import (
-    DELTA_FACTOR,
-    UtteranceFeatures,
-    cepstral_cmvn_stats,
-    extract_features,
-    gmm_features,
-)
+from unisono.speech.features.extraction import UtteranceFeatures, extract_features
 from unisono.speech.features.extractors import FeatureType
 from unisono.speech.features.frame_store import concatenate_to_file
 from unisono.speech.features.kaldi_archives import KaldiFeatureReader
+from unisono.speech.features.normalization import DELTA_FACTOR, cepstral_cmvn_stats, gmm_features
 from unisono.speech.features.spectrum import SHIFT_S, frame_shift
 from unisono.speech.graph.language_model import NgramModel, estimate_ngrams, read_language_model
 from unisono.speech.validation import InputOptions, ValidatedCorpus, alignable, validate_data
@@ -166,7 +163,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
         files: dict[str, bytes] = {}
         model: GmmHmm | None = None
         said = lexicon
-        states = [np.zeros(0, dtype=np.int64)] * len(extracted)
+        states = [np.zeros(0, dtype=np.int32)] * len(extracted)
         if options.align:
             model, paths = _align(extracted, heldout, lexicon, scratch, options, log)
             for (utterance, _), found in zip(extracted, paths, strict=True):
@@ -325,7 +322,7 @@ def _align(
                 most=options.states,
                 gaussians=options.gaussians or _TRIPHONE_GAUSSIANS,
             )
-        aligned = trainer.align(model, range(len(extracted)))
+        aligned = trainer.align(model, train, sorted({*range(len(extracted))} - {*train}))
     alignment_data.file.unlink()
     return model, [aligned[n] for n in range(len(extracted))]
 
@@ -401,7 +398,7 @@ def _decoding_assets(
 
 def make_corpus(
     data: Path,
-    kept: Sequence[tuple[Utterance, UtteranceFeatures, Ints]],
+    kept: Sequence[tuple[Utterance, UtteranceFeatures, NDArray[Any]]],
     heldout: frozenset[str],
     states: int,
     scratch: Path,

@@ -21,8 +21,8 @@ from unisono.runs.directory import RunDirectory
 from unisono.speech.alignment.trainer import GmmHmm
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.decoding.assets import ASSETS_FOLDER, PRIORS_FILE, DecodingAssets
-from unisono.speech.features.extraction import (
-    UtteranceFeatures,
+from unisono.speech.features.extraction import UtteranceFeatures
+from unisono.speech.features.normalization import (
     cepstral_cmvn_stats,
     gmm_features,
     network_features,

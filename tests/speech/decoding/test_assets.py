@@ -16,7 +16,8 @@ from unisono.errors import UserError
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets, select_tuning_set
 from unisono.speech.decoding.decoder import Decoder
-from unisono.speech.features.extraction import UtteranceFeatures, network_features
+from unisono.speech.features.extraction import UtteranceFeatures
+from unisono.speech.features.normalization import network_features
 from unisono.speech.graph.decoding_graph import GraphInputs, build_graph
 from unisono.speech.prepare import PrepareOptions, prepare
 

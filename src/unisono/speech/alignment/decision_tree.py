@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 from typing import Union
 
 import numpy as np
@@ -167,6 +168,23 @@ class ContextStats:
     local: Ints
     sums: Floats
 
+    @classmethod
+    def of(cls, keys: Ints, sums: Floats) -> ContextStats:
+        """Adds up rows of equal keys: left, phone, right and local."""
+        order = np.lexsort(keys.T[::-1])
+        keys = keys[order]
+        changes = np.ones(len(keys), dtype=bool)
+        changes[1:] = (keys[1:] != keys[:-1]).any(1)
+        first = np.flatnonzero(changes)
+        sums = np.add.reduceat(sums[order], first)
+        left, phone, right, local = keys[first].T
+        return cls(left=left, phone=phone, right=right, local=local, sums=sums)
+
+    @property
+    def keys(self) -> Ints:
+        """M x 4: left, phone, right and local."""
+        return np.stack([self.left, self.phone, self.right, self.local], axis=1)
+
 
 def frame_contexts(states: Ints, topology: Topology) -> FrameContexts:
     """Left, phone, right and local state of each frame of an aligned utterance: T x 4.
@@ -186,20 +204,23 @@ def frame_contexts(states: Ints, topology: Topology) -> FrameContexts:
 
 def accumulate_contexts(pieces: Iterable[tuple[Frames, FrameContexts]]) -> ContextStats:
     """Adds up frames by their contexts; each piece has frames and what `frame_contexts` gave."""
-    known: dict[tuple[int, ...], Floats] = {}
-    for frames, contexts in pieces:
-        rows, which = np.unique(contexts, axis=0, return_inverse=True)
+
+    def counted(frames: Frames, contexts: FrameContexts) -> ContextStats:
         x = frames.astype(np.float64)
         ones = np.concatenate([np.ones((len(x), 1)), x, x**2], axis=1)
-        sums = np.zeros((len(rows), ones.shape[1]))
-        np.add.at(sums, which.ravel(), ones)
-        for row, own in zip(rows.tolist(), sums, strict=True):
-            key = tuple(row)
-            known[key] = known[key] + own if key in known else own
-    keys = sorted(known)
-    left, phone, right, local = np.array(keys).T
-    sums = np.stack([known[key] for key in keys])
-    return ContextStats(left=left, phone=phone, right=right, local=local, sums=sums)
+        return ContextStats.of(contexts.astype(np.int64), ones)
+
+    return merge_contexts(counted(*piece) for piece in pieces)
+
+
+def merge_contexts(parts: Iterable[ContextStats]) -> ContextStats:
+    """Statistics of several sets of frames together; at least one."""
+
+    def joined(one: ContextStats, other: ContextStats) -> ContextStats:
+        keys = np.concatenate([one.keys, other.keys])
+        return ContextStats.of(keys, np.concatenate([one.sums, other.sums]))
+
+    return reduce(joined, parts)
 
 
 def gaussian_loglike(sums: Floats) -> Floats:
@@ -279,14 +300,16 @@ class _Grower:
         found: _Split | None = None
         for side in Side:
             neighbours = getattr(self._contexts, side.value)[members]
-            chosen = self._within[:, neighbours]
-            yes = chosen @ sums
+            order = np.argsort(neighbours, kind="stable")
+            present, first = np.unique(neighbours[order], return_index=True)
+            yes = self._within[:, present] @ np.add.reduceat(sums[order], first)
             no = whole - yes
             gain = gaussian_loglike(yes) + gaussian_loglike(no) - gaussian_loglike(whole)
             gain[np.minimum(yes[:, 0], no[:, 0]) < _FEWEST] = -np.inf
             question = int(np.argmax(gain))
             if gain[question] > (found.gain if found else _LEAST_GAIN):
-                found = _Split(float(gain[question]), side, question, chosen[question] > 0)
+                chosen = self._within[question, neighbours] > 0
+                found = _Split(float(gain[question]), side, question, chosen)
         return found
 
 

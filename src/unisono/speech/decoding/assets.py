@@ -24,14 +24,14 @@ from unisono.speech.alignment.trainer import GmmHmm
 from unisono.speech.corpus.data_directory import Utterance
 from unisono.speech.corpus.lexicon import Lexicon
 from unisono.speech.features.audio import HIGHEST_RATE, LOWEST_RATE
-from unisono.speech.features.extraction import (
-    UtteranceFeatures,
+from unisono.speech.features.extraction import UtteranceFeatures
+from unisono.speech.features.extractors import FeatureType
+from unisono.speech.features.normalization import (
     cepstral_cmvn_stats,
     gmm_features,
     network_cmvn_stats,
     normalize,
 )
-from unisono.speech.features.extractors import FeatureType
 from unisono.speech.graph.language_model import NgramModel, read_arpa
 
 ASSETS_FOLDER = "speech"
