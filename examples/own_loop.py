@@ -2,6 +2,7 @@
 
 One learner:             python examples/own_loop.py
 Three on this machine:   unisono launch --learners 3 examples/own_loop.py --strategy averaging
+Two of two processes:    unisono launch --learners 2 --processes-per-learner 2 examples/own_loop.py
 Go on after a kill:      the same command with --resume
 """
 

@@ -24,13 +24,14 @@ from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.learner.checkpoint_files import checkpoints
 from unisono.learner.learner import Learner
 from unisono.learner.placement import LEARNER
+from unisono.learner.process_group import GroupBroken
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory
 from unisono.training import worker
 from unisono.training.builders import choose_device, open_data, shape_of, source_of, strategy_of
 from unisono.training.helpers import Helpers, check_processes
-from unisono.training.inner_group import GroupBroken, slice_rows
+from unisono.training.inner_group import slice_rows
 from unisono.training.simulation_plan import plan_simulation
 from unisono.training.train import train
 

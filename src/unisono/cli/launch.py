@@ -17,16 +17,20 @@ def launch(
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT.PY", help="Your own training script, then its options.")
     ],
-    learners: Annotated[
-        str, typer.Option(help="Learners, one process each: N, or MIN:MAX on a cluster.")
-    ] = "2",
+    learners: Annotated[str, typer.Option(help="Learners: N, or MIN:MAX on a cluster.")] = "2",
+    processes_per_learner: Annotated[
+        int,
+        typer.Option(
+            metavar="P", help="Processes per learner; each computes a slice of every minibatch."
+        ),
+    ] = 1,
     cluster: Annotated[
         str, typer.Option(help="A Ray cluster: auto or ADDRESS.", show_default="this machine")
     ] = "",
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent learner is declared dead.")
     ] = 10.0,
-    threads: Annotated[int, typer.Option(help="Cores per learner; 0: cores // learners.")] = 0,
+    threads: Annotated[int, typer.Option(help="Cores per process; 0: cores // processes.")] = 0,
     respawn: Annotated[
         bool, typer.Option("--respawn/--no-respawn", help="Replace learners that die.")
     ] = True,
@@ -43,6 +47,7 @@ def launch(
             tuple(context.args),
             is_module=module,
             learners=learners,
+            processes=processes_per_learner,
             cluster=cluster,
             timeout=timeout,
             threads=threads,

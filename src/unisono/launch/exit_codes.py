@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,12 +33,13 @@ def exit_on_error() -> Iterator[None]:
         if line is None:
             raise
         say_once(line)
+        if isinstance(error, ProcessLost):
+            sys.stdout.flush()
+            os._exit(INCOMPLETE)  # freeing a group of which a process is gone may wait for it
         sys.exit(_status(error))
 
 
 def _status(error: Exception) -> int:
     if isinstance(error, Abandoned):
         return ABANDONED
-    if isinstance(error, ProcessLost):
-        return INCOMPLETE
     return DIVERGED if isinstance(error, Diverged) else FAILED

@@ -73,9 +73,11 @@ class Launch:
     forks: bool = False
     """Whether children may be forks of this process (``fabric/local/forked.py``)."""
     processes: int = 1
-    """Those of a learner, itself included; it starts the others."""
+    """Those of a learner, itself included."""
+    make_children: Callable[[], ChildProcesses] = ChildProcesses
+    """Another kind starts all processes of a learner; here a learner starts its others itself."""
     threads: int = 0
-    """Cores a learner; 0: the cores divided among the learners."""
+    """Cores a process; 0: the cores divided among all processes."""
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     environment: Mapping[str, str] = field(default_factory=dict)
     """What learners are told besides."""
@@ -97,7 +99,7 @@ class Launch:
             directory = Path(tempfile.mkdtemp(prefix="unisono-"))
         except OSError as error:
             raise UserError(f"no temporary directory can be made: {error.strerror}") from None
-        self._children = ChildProcesses()
+        self._children = self.make_children()
         self._wanted_learners = 0
         self._next = 0
         self._finished = 0
@@ -138,7 +140,7 @@ class Launch:
     def _start_learner(self, directory: Path, pause: float = 0.0) -> str:
         """Starts one more, after a pause; returns its name."""
         number, self._next = self._next, self._next + 1
-        threads = self.threads or max(1, (os.cpu_count() or 1) // self.learners)
+        threads = self.threads or max(1, (os.cpu_count() or 1) // (self.learners * self.processes))
         environment = {
             DIRECTORY: str(directory),
             LEARNER: str(number),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 from unisono.config import DeviceChoice, read_range
 from unisono.errors import UserError
 from unisono.launch.learner_job import Script
+from unisono.launch.learner_processes import LearnerProcesses
 from unisono.launch.local import Launch, Outcome
 from unisono.launch.ray_cluster import ClusterRun
 from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
@@ -22,6 +24,7 @@ def launch_script(
     *,
     is_module: bool = False,
     learners: str,
+    processes: int = 1,
     cluster: str = "",
     timeout: float = 10.0,
     threads: int = 0,
@@ -34,9 +37,10 @@ def launch_script(
         arguments: what follows it.
         is_module: whether it is a module.
         learners: N, or MIN:MAX on a cluster.
+        processes: those of each learner; not on a cluster.
         cluster: a Ray cluster; empty: this machine.
         timeout: seconds that a silent learner is believed to live.
-        threads: cores a learner; 0: the cores divided among the learners.
+        threads: cores a process; 0: the cores divided among all processes.
         respawn: whether learners that die are replaced.
 
     Raises:
@@ -46,6 +50,8 @@ def launch_script(
         raise UserError(f"--timeout is {timeout:g}: it must be more than 0 seconds")
     if threads < 0:
         raise UserError(f"--threads is {threads}: it must be 0 or more")
+    if processes < 1:
+        raise UserError(f"--processes-per-learner is {processes}: it must be at least 1")
     try:
         least, most = read_range(learners)
     except ValueError as error:
@@ -54,12 +60,18 @@ def launch_script(
         raise UserError(f"there is no script {script}")
     if not cluster:
         check_range(least, most)
-        check_memory(most)
-        warn_of_crowd(most)
+        check_memory(most, processes)
+        warn_of_crowd(most, processes)
         option = ["-m"] if is_module else []
         command = [sys.executable, "-m", "unisono.launch.script_main", *option, script, *arguments]
         outcome = Launch(
-            command=command, learners=most, timeout=timeout, threads=threads, respawn=respawn
+            command=command,
+            learners=most,
+            processes=processes,
+            make_children=partial(LearnerProcesses, processes),
+            timeout=timeout,
+            threads=threads,
+            respawn=respawn,
         ).run()
         if not outcome.failed and not outcome.coordinator["joined"]:
             raise UserError(
@@ -67,6 +79,8 @@ def launch_script(
                 "ran, and shared nothing"
             )
         return outcome
+    if processes > 1:
+        raise UserError("--processes-per-learner is for this machine: leave out --cluster")
     if is_module:
         raise UserError("-m is for this machine: give the path of a script with --cluster")
     with entered(cluster) as ray:

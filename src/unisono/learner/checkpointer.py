@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import unisono
+from unisono.coordinator.messages import PartWritten
 from unisono.errors import UserError
 from unisono.fabric import TensorVector
 from unisono.learner.checkpoint_files import (
@@ -84,8 +85,14 @@ class Checkpointer:
         for folder in self._passed_over:
             set_aside(folder)
 
-    def folder(self, sync_round: int) -> Path:
-        return part_folder(self._directory, sync_round)
+    def write_part(self, sync_round: int, strategy: StateBundle, keep: int) -> PartWritten:
+        """Writes this learner's part, and returns the message to the coordinator."""
+        error = ""
+        try:
+            self.write(sync_round, strategy)
+        except NotWrittenError as failed:
+            error = str(failed)
+        return PartWritten(sync_round, str(part_folder(self._directory, sync_round)), keep, error)
 
     def write(self, sync_round: int, strategy: StateBundle) -> None:
         """Writes this learner's part.

@@ -26,6 +26,7 @@ from unisono.learner.placement import Placement
 from unisono.learner.planner import Minibatch
 from unisono.learner.positions import DataOrder, Positions
 from unisono.learner.sampled_positions import SampledPositions, check_undivided
+from unisono.learner.slices import WHOLE, Slices
 from unisono.learner.streams import Grouped, StreamedBatches, StreamPositions
 from unisono.learner.workers import Workers, WorkerSettings
 from unisono.text import counted
@@ -87,8 +88,16 @@ class DataSource:
 class DataFeed:
     """Loads minibatches, in this process or in workers, ``window`` minibatches ahead."""
 
-    def __init__(self, source: DataSource, epochs: int, seed: int) -> None:
+    def __init__(self, source: DataSource, epochs: int, seed: int, slices: Slices = WHOLE) -> None:
+        sliced = slices.size > 1 and slices.split
+        if sliced and isinstance(source.batches, BatchedDataset | StreamedBatches):
+            raise UserError(
+                "the processes of a learner split minibatches by the indices of their examples, "
+                "and this data has none: give draw() a dataset with __len__ and __getitem__, or a "
+                "DataLoader of one with a batch_size or batch_sampler"
+            )
         self.positions = source.order(epochs, seed)
+        self._slices = slices
         self.fingerprint: str = getattr(source.batches, "fingerprint", "")
         """Of the data, where it has one."""
         self._batches = source.batches
@@ -98,7 +107,8 @@ class DataFeed:
         self._pin = source.pin and torch.cuda.is_available()
         self._workers: Workers | None = None
         if source.crew is not None:
-            self._workers = Workers(source.crew, source.batches.batch, seed)
+            # What a dataset draws at random must differ from slice to slice.
+            self._workers = Workers(source.crew, source.batches.batch, seed + (slices.rank << 32))
 
     @property
     def window(self) -> int:
@@ -109,7 +119,7 @@ class DataFeed:
         """Announces a minibatch that will be loaded after those announced before."""
         if self._workers is not None:
             position = minibatch.position
-            self._workers.ask(position, self.positions.indices(position))
+            self._workers.ask(position, self._slices.of(self.positions.indices(position)))
 
     def load(self, minibatch: Minibatch) -> Any:
         """The data of a minibatch that was announced."""
@@ -117,7 +127,7 @@ class DataFeed:
         return pin_memory(data) if self._pin else data  # type: ignore[no-untyped-call]
 
     def _fetch(self, position: int) -> Any:
-        indices = self.positions.indices(position)
+        indices = self._slices.of(self.positions.indices(position))
         if self._epoch_batch is None:
             return self._batches.batch(indices)
         return self._epoch_batch(indices, self.positions.epoch(position))
@@ -144,18 +154,20 @@ class DataFeed:
             self._batches.close()
 
 
-def make_feed(source: DataSource, epochs: int, seed: int, placement: Placement) -> DataFeed:
-    """Makes the feed of one learner; learner 0 warns if data are not shuffled.
+def make_feed(
+    source: DataSource, epochs: int, seed: int, placement: Placement, slices: Slices = WHOLE
+) -> DataFeed:
+    """Makes the feed of a process of a learner; learner 0 warns if data are not shuffled.
 
     Raises:
         UserError: there are more learners than minibatches.
     """
-    if not source.shuffle and placement.number == 0:
+    if not source.shuffle and placement.number == 0 and slices.rank == 0:
         _log.warning(
             "unisono: the DataLoader has shuffle=False: minibatches come in the dataset's order; "
             "give it shuffle=True to shuffle them anew each epoch"
         )
-    feed = DataFeed(source, epochs, seed)
+    feed = DataFeed(source, epochs, seed, slices)
     total = feed.positions.total
     if total < placement.learners:
         feed.stop()

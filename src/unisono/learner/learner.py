@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,8 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from unisono.coordinator.messages import PartWritten, Stop
-from unisono.errors import Diverged, UserError
+from unisono.coordinator.messages import Stop
+from unisono.errors import Diverged, ProcessLost, UserError
 from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.blocking import check_may_block
 from unisono.learner.arguments import (
@@ -25,7 +27,6 @@ from unisono.learner.arguments import (
     warn_of_few_rounds,
     whole_number,
 )
-from unisono.learner.checkpoint_files import NotWrittenError
 from unisono.learner.checkpointer import Checkpointer, Stateful
 from unisono.learner.data_feed import DataFeed, as_source, make_feed
 from unisono.learner.draw import Draw, Draws, Stream
@@ -33,9 +34,11 @@ from unisono.learner.log import METRICS, LearnerLog
 from unisono.learner.meter import Meter
 from unisono.learner.placement import find_placement
 from unisono.learner.planner import Minibatch
+from unisono.learner.processes import Processes
 from unisono.learner.progress import Progress
 from unisono.learner.rejoiner import Rejoiner, reason_of
 from unisono.learner.session import Session
+from unisono.learner.slices import Slices
 from unisono.learner.storage import ModelStorage
 from unisono.learner.task import Task
 from unisono.learner.update_hooks import UpdateHooks
@@ -65,9 +68,16 @@ class Learner:
         extra_state: other objects whose state belongs in a checkpoint: schedulers, a GradScaler.
         log: a file for what this learner trained and what was averaged, in JSON lines.
         quiet: print nothing at the start; otherwise learner 0 prints what the strategy does.
-        reduce_gradients: called after each backward pass, before the strategy sees the gradients;
-            for a learner of several processes.
+        reduce_gradients: called after each backward pass, before the strategy sees the gradients.
+        slices: whether each process of a learner draws a slice of its minibatches; False: each
+            draws all of it, for a model that is split over them.
     """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Learner:
+        """In further processes of a learner: one that computes slices, which is built on this."""
+        if cls is Learner and Slices.from_environment().rank > 0:
+            cls = import_module("unisono.learner.helper_process").HelperProcess
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class Learner:
         log: Path | str | None = None,
         quiet: bool = False,
         reduce_gradients: Callable[[], None] = lambda: None,
+        slices: bool = True,
     ) -> None:
         self._placement = find_placement()
         self.number = self._placement.number
@@ -105,6 +116,7 @@ class Learner:
         self._keep = whole_number("keep", keep, least=1)
         self._resume = resume
         self._extra_state = dict(extra_state or {})
+        self._processes = Processes(self._placement, model, self._extra_state, split=slices)
         self._log = None if log is None else LearnerLog(Path(log))
         self._quiet = quiet
         self._reduce_gradients = reduce_gradients
@@ -133,6 +145,7 @@ class Learner:
     ) -> None:
         self._optimizers.unwatch()
         self._inside = False
+        error = self._processes.reason(error)
         try:
             if self._rejoiner is not None:
                 self._rejoiner.end(error)
@@ -140,7 +153,7 @@ class Learner:
             error = end
         finally:
             self._close()
-        if isinstance(error, Cancelled):
+        if isinstance(error, Cancelled | ProcessLost):
             reason = reason_of(error)
             raise reason from reason.__cause__
 
@@ -189,8 +202,9 @@ class Learner:
         if self._stream is None:
             self._storage.check_device()
             # Fork the workers before there are connections that they would inherit.
+            data = as_source(source, batch_size, minibatches)
             feed = self._feed = make_feed(
-                as_source(source, batch_size, minibatches), all_epochs, self._seed, self._placement
+                data, all_epochs, self._seed, self._placement, self._processes.slices
             )
             self._stream = Stream(self._minibatches(feed), feed.positions.epoch, self._advance)
         return Draw(self._stream.take(epoch))
@@ -234,9 +248,11 @@ class Learner:
             check_may_block()
         with rejoiner.surviving():
             self._updates.notice_skip(session)
+        loss = self._processes.share_of(loss)
         self.meter.loss(loss)
         with rejoiner.surviving():
             session.fabric.compute(loss.backward, self._placement.cost)
+        self._processes.add_up()
         self._reduce_gradients()
         self._guard.mark(loss, self._optimizers.parameters)
         with rejoiner.surviving():
@@ -304,6 +320,11 @@ class Learner:
                 self._rejoiner.session.replica.event(name, **told)
 
     @property
+    def process_group(self) -> Any:
+        """The ``torch.distributed`` group of this learner's processes; process 0 is the learner."""
+        return self._processes.process_group
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes of vectors that this learner has sent, in this incarnation."""
         return 0 if self._session is None else self._session.fabric.bytes_sent
@@ -339,18 +360,15 @@ class Learner:
         task = self._task(feed)
         if self._resume and self._checkpointer is not None:
             task, self._restored_state = self._checkpointer.restore(task)
+            self._processes.tell_state()
         reached = max((stop for _, stop in task.committed), default=0)
         progress = self._progress = Progress(feed.positions, reached)
         if self.number == 0 and not self._quiet:
             lines = self.describe()[: None if self.learners > 1 else 1]
             print(*lines, sep="\n", file=sys.stderr, flush=True)
             warn_of_few_rounds(self.strategy, self.learners, task.total, task.batch_size)
-        rejoiner = Rejoiner(
-            self._placement,
-            lambda fabric: self._make_session(fabric, task),
-            self._join,
-            self._before_rejoin,
-        )
+        make = partial(self._make_session, task)
+        rejoiner = Rejoiner(self._placement, make, self._join, self._before_rejoin)
         self._rejoiner = rejoiner
         while True:
             self._end_iteration(rejoiner, progress)
@@ -362,7 +380,9 @@ class Learner:
                 if not rejoiner.session.stepper.stopped:
                     progress.finish()
                 break
+            self._processes.tell(feed, found[0], restarted=self._optimizers.has_no_state)
             yield found
+        self._processes.tell(feed, None, finished=progress.progress == 1.0)
         self._report(rejoiner, progress)
 
     def _task(self, feed: DataFeed) -> Task[Any]:
@@ -383,9 +403,8 @@ class Learner:
                 self._extra_state,
                 about,
             )
-            every = positions.per_epoch
-            if self._checkpoint_every > 0:
-                every = max(1, self._checkpoint_every // positions.batch_size)
+            steps = max(1, self._checkpoint_every // positions.batch_size)
+            every = steps if self._checkpoint_every else positions.per_epoch
         return Task(
             total=positions.total,
             batch_size=positions.batch_size,
@@ -396,14 +415,14 @@ class Learner:
             on_checkpoint=self._write_checkpoint,
             on_drop=self._optimizers.clear_gradients,
             prefetch=self._prefetch,
-            announce=feed.announce,
+            announce=self._processes.announcing(feed),
             window=feed.window,
             metrics="" if self._checkpoints is None else str(self._checkpoints / METRICS),
             single=self.learners == 1,
             machine=(self._placement.host, self._storage.device),
         )
 
-    def _make_session(self, fabric: Fabric, task: Task[Any]) -> Session[Any]:
+    def _make_session(self, task: Task[Any], fabric: Fabric) -> Session[Any]:
         fabric.limit_vectors(_STATE * self._storage.nbytes + _SPARE)
         return Session(
             fabric,
@@ -432,6 +451,7 @@ class Learner:
         self._optimizers.clear_gradients()
         if self._feed is not None:
             self._feed.forget()
+        self._processes.forget()
 
     def _close(self) -> None:
         """Closes everything; the workers are stopped first, to wake threads that wait for them."""
@@ -474,10 +494,4 @@ class Learner:
 
     def _write_checkpoint(self, sync_round: int, strategy: StateBundle) -> None:
         assert self._checkpointer is not None and self._session is not None
-        error = ""
-        try:
-            self._checkpointer.write(sync_round, strategy)
-        except NotWrittenError as failed:
-            error = str(failed)
-        folder = str(self._checkpointer.folder(sync_round))
-        self._session.client.tell(PartWritten(sync_round, folder, self._keep, error))
+        self._session.client.tell(self._checkpointer.write_part(sync_round, strategy, self._keep))

@@ -95,6 +95,11 @@ class Optimizers:
         """Whether some have stepped and some have not."""
         return bool(self._stepped)
 
+    @property
+    def has_no_state(self) -> bool:
+        """Whether they begin, or begin anew."""
+        return not any(optimizer.state for optimizer in self._optimizers)
+
     def finish_update(self) -> None:
         """Ends the update, although some optimizers may not have stepped."""
         self._stepped.clear()

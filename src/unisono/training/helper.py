@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections import defaultdict
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,17 +13,15 @@ from torch import nn
 from unisono.config import OptimizerChoice
 from unisono.fabric.local.forked import name_process
 from unisono.launch.exit_codes import exit_on_error
+from unisono.learner.process_group import NO_LIMIT, GroupBroken, SharedModel
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
 from unisono.runs.directory import RunDirectory
 from unisono.training.builders import choose_device, make_optimizer, open_data, shape_of
-from unisono.training.inner_group import GroupBroken, InnerGroup, SharedModel, Step, slice_loss
+from unisono.training.inner_group import InnerGroup, Step, slice_loss
 from unisono.training.objective import objective_of
 from unisono.training.precision import choose_precision
 from unisono.verbosity import log_to_terminal
-
-_NO_LIMIT = timedelta(days=1000)
-"""A helper waits as long as its learner does for a round: the kernel ends it with process 0."""
 
 
 class Helper:
@@ -50,14 +47,14 @@ class Helper:
             assert isinstance(optimizer, NaturalGradientSGD)
             self._optimizer = optimizer
         (store.parent / ready(rank)).touch()
-        self._group = InnerGroup(store, rank, size, self._device, _NO_LIMIT)
+        self._group = InnerGroup(store, rank, size, self._device, NO_LIMIT)
         self._shared = SharedModel(self._model, self._group)
 
     def serve(self) -> None:
         """Computes until process 0 ends it; returns when process 0 is gone."""
         while True:
             try:
-                self._compute(self._group.next_step())
+                self._compute(self._group.hear(Step))
             except GroupBroken:
                 return
 

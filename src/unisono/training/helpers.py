@@ -26,21 +26,13 @@ from unisono.config import ComputePrecision, Config
 from unisono.errors import ProcessLost, UserError
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.learner.placement import DIRECTORY
+from unisono.learner.process_group import PATIENCE, GroupBroken, SharedModel
 from unisono.runs.directory import RunDirectory
 from unisono.training import helper
 from unisono.training.builders import choose_device, examples_in
-from unisono.training.inner_group import (
-    GroupBroken,
-    InnerGroup,
-    SharedModel,
-    Step,
-    slice_loss,
-    slice_rows,
-)
+from unisono.training.inner_group import InnerGroup, Step, slice_loss, slice_rows
 from unisono.training.objective import objective_of
 
-PATIENCE = 10
-"""How many times `timeout_s` process 0 waits for a helper within a step."""
 START_S = 300.0
 """Seconds that a helper has to start."""
 _LOOK_S = 0.05

@@ -1,11 +1,8 @@
-"""What travels between the processes of one learner, over torch.distributed."""
+"""What the processes of a learner of ``unisono train`` tell each other of a minibatch."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from unisono.config import ComputePrecision
-from unisono.fabric.codec import JSON, from_plain, to_plain
-from unisono.learner.storage import ModelStorage
+from unisono.learner.process_group import ProcessGroup, breaking
 from unisono.training.objective import Objective
 from unisono.training.precision import autocast
 
@@ -70,68 +66,19 @@ def slice_loss(
         return objective.total(model, x, targets) / frames
 
 
-class GroupBroken(Exception):  # noqa: N818
-    """Another process of the learner is gone, or was silent for too long."""
-
-
-class InnerGroup:
-    """The process group of a learner: gloo on CPUs, and NCCL for what is on GPUs.
-
-    Every process calls the same methods in the same order.
-
-    Raises:
-        GroupBroken: another process is gone, or has not done its part within ``timeout``.
-    """
+class InnerGroup(ProcessGroup):
+    """The process group of a learner of ``unisono train``: process 0 has the data."""
 
     def __init__(
         self, store: Path, rank: int, size: int, device: torch.device, timeout: timedelta
     ) -> None:
-        self.rank = rank
-        self.size = size
+        super().__init__(FileStore(str(store), size), rank, size, device, timeout)
         self._device = device
-        # The processes are on one host; gloo would look for the host's name on the network.
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        with _breaking():
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=FileStore(str(store), size),
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
-            )
-
-    def announce(self, step: Step) -> None:
-        """Process 0: tells the helpers of a step."""
-        text = JSON.encode(to_plain(step)).encode()
-        self.share([torch.tensor([len(text)])])
-        self.share([torch.frombuffer(bytearray(text), dtype=torch.uint8)])
-
-    def next_step(self) -> Step:
-        """A helper: waits for process 0, however long it takes."""
-        length = torch.zeros(1, dtype=torch.int64)
-        self.share([length])
-        text = torch.empty(int(length), dtype=torch.uint8)
-        self.share([text])
-        return from_plain(Step, json.loads(text.numpy().tobytes()))
-
-    def share(self, tensors: Sequence[Tensor]) -> None:
-        """All processes get the values that process 0 has."""
-        with _breaking():
-            for work in [dist.broadcast(t.detach(), 0, async_op=True) for t in tensors]:
-                work.wait()
-
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Process 0 gets the sums over all processes; what the others have then is undefined."""
-        with _breaking():
-            for work in [dist.reduce(t.detach(), 0, async_op=True) for t in tensors]:
-                work.wait()
 
     def send_slices(self, whole: Tensor, rows: Sequence[int]) -> Tensor:
         """Sends each helper its examples; returns those of process 0."""
         slices = torch.split(whole, list(rows))
-        with _breaking():
+        with breaking():
             for rank, part in enumerate(slices[1:], start=1):
                 if len(part):
                     dist.send(part.contiguous(), rank)
@@ -141,54 +88,6 @@ class InnerGroup:
         """The examples of this helper."""
         received = torch.empty(tuple(shape), dtype=dtype, device=self._device)
         if len(received):
-            with _breaking():
+            with breaking():
                 dist.recv(received, 0)
         return received
-
-    def close(self) -> None:
-        """Gives connections back, so that this process can make another group."""
-        dist.destroy_process_group()
-
-
-class SharedModel:
-    """The model of one process of a learner: the same parameters, gradients that are summed up."""
-
-    def __init__(self, model: nn.Module, group: InnerGroup) -> None:
-        self._storage = ModelStorage(model)
-        self._group = group
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        pairs = [(norm.running_mean, norm.running_var) for norm in norms]
-        self._statistics = [t for pair in pairs for t in pair if t is not None]
-
-    def share(self) -> None:
-        """Before a step: everybody gets the parameters and buffers of process 0."""
-        self._group.share(self._storage.tensors)
-
-    def add_up(self, weight: float) -> None:
-        """After the backward pass: process 0 gets the sum of the gradients.
-
-        The running statistics of batch norm become the mean over the processes, each with its
-        ``weight``.
-        """
-        trained = [p for p in self._storage.parameters if p.requires_grad]
-        missing = [p for p in trained if p.grad is None]
-        for parameter in missing:
-            parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in trained if p.grad is not None]
-        # Copies: the strategy's agent may take a snapshot of the model at any time.
-        weighted = [statistic * weight for statistic in self._statistics]
-        self._group.add_up([*gradients, *weighted])
-        for statistic, mean in zip(self._statistics, weighted, strict=True):
-            statistic.copy_(mean)
-        for parameter in missing:
-            if parameter.grad is not None and not bool(parameter.grad.any()):
-                parameter.grad = None  # no process has used it
-
-
-@contextmanager
-def _breaking() -> Iterator[None]:
-    """What torch raises inside of a collective is about the group."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise GroupBroken(str(error).partition("\n")[0]) from error

@@ -1,0 +1,54 @@
+"""``unisono.Learner`` in the processes of a learner other than process 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.learner.arguments import chosen_optimizers
+from unisono.learner.data_feed import DataFeed
+from unisono.learner.learner import Learner
+from unisono.learner.optimizers import Optimizers
+from unisono.learner.planner import Minibatch
+from unisono.learner.progress import Progress
+
+
+class HelperProcess(Learner):
+    """Computes slices, in the same loop as process 0; everything else is that one's.
+
+    Its optimizers take no steps: the parameters come with each minibatch.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any, *rest: Any, **options: Any) -> None:
+        super().__init__(model, optimizer, *rest, **{**options, "log": None})
+        optimizers = chosen_optimizers(model, optimizer)
+        self._optimizers = Optimizers(optimizers, lambda: False, lambda: None)
+
+    def backward(self, loss: torch.Tensor, *, accumulate: bool = False) -> None:
+        """As in process 0, to which the gradients go."""
+        torch.autograd.backward(self._processes.share_of(loss))
+        self._processes.add_up()
+
+    def stop(self) -> None:
+        """Process 0 stops the run."""
+
+    def every(self, *, examples: int) -> bool:
+        """True in process 0 only."""
+        return False
+
+    def _minibatches(self, feed: DataFeed) -> Iterator[tuple[Minibatch, Any]]:
+        progress = self._progress = Progress(feed.positions)
+        if self._resume and self._checkpoints is not None:
+            self._processes.hear_state()
+        while True:
+            turn = self._processes.hear(feed)
+            if turn.minibatch is None:
+                break
+            if turn.restarted:
+                self._optimizers.restart()
+            yield turn.minibatch, feed.load(turn.minibatch)
+        if turn.finished:
+            progress.finish()

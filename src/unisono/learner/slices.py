@@ -1,0 +1,54 @@
+"""Which examples of a minibatch a process of a learner computes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+PROCESS = "UNISONO_PROCESS"
+PROCESSES = "UNISONO_PROCESSES"
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Minibatches are split as evenly as possible, in the order of the ranks.
+
+    One with fewer than two examples a process is computed by all of them as a whole: batch norm has
+    nothing to normalise a single example by.
+    """
+
+    rank: int = 0
+    size: int = 1
+    split: bool = True
+    """False: each process is given all examples, and computes a part of the model."""
+
+    @classmethod
+    def from_environment(cls, *, split: bool = True) -> Slices:
+        """As the launcher has set it."""
+        given = os.environ
+        return cls(int(given.get(PROCESS, "0")), int(given.get(PROCESSES, "1")), split)
+
+    def of(self, examples: Any) -> Any:
+        """Those of this process."""
+        count = len(examples)
+        if self._is_whole(count):
+            return examples
+        start = self._start(count, self.rank)
+        return examples[start : self._start(count, self.rank + 1)]
+
+    def weight(self, count: int) -> float:
+        """The share of a minibatch of so many examples that this process has."""
+        if self._is_whole(count):
+            return 1 / self.size
+        return (self._start(count, self.rank + 1) - self._start(count, self.rank)) / count
+
+    def _is_whole(self, count: int) -> bool:
+        return not self.split or count < 2 * self.size
+
+    def _start(self, count: int, rank: int) -> int:
+        each, more = divmod(count, self.size)
+        return rank * each + min(rank, more)
+
+
+WHOLE = Slices()
