@@ -22,6 +22,7 @@ from unisono.fabric import (
     View,
     from_plain,
     learner,
+    server,
     to_plain,
 )
 from unisono.fabric.api import BODY_LIMIT, encode
@@ -52,11 +53,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_views_travel_as_plain_data() -> None:
-    view = View(
-        7, (Member(learner(11), "unix:b"), Member(learner(2), "unix:a"), Member(COORDINATOR, ""))
-    )
+    addresses = [server(4), learner(11), learner(2), COORDINATOR]
+    view = View(7, tuple(Member(address, "unix:a") for address in addresses))
     assert from_plain(View, json.loads(json.dumps(to_plain(view)))) == view
-    assert view.addresses() == (learner(2), learner(11))
+    assert view.addresses() == (learner(2), learner(11), server(4))
+    assert view.addresses().learners == (learner(2), learner(11))
+    assert view.addresses().servers == (server(4),)
 
 
 members = st.sets(st.integers(0, 8)).map(lambda found: [Member(learner(n), "e") for n in found])

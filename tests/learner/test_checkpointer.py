@@ -87,6 +87,22 @@ def test_parts_are_taken_in_order_where_numbers_are_missing(tmp_path: Path) -> N
     assert found == [0.0, 4.0, 12.0, 0.0]
 
 
+def test_servers_have_parts_of_their_own(tmp_path: Path) -> None:
+    """By their place among the servers; numbers of learners and servers never meet."""
+    for number, role in [(0, "learner"), (3, "server"), (4, "learner"), (10, "server")]:
+        folder = write_part(tmp_path, 7, number, state(float(number)), role)
+    commit(folder, POOL, keep=2)
+    (folder,) = checkpoints(tmp_path)
+    check(folder)
+
+    def found(role: str) -> list[float]:
+        parts = [read_part(folder, place, role=role) for place in range(3)]
+        return [float(part["model"]["w"][0, 0]) for part in parts]
+
+    assert found("learner") == [0.0, 4.0, 0.0]
+    assert found("server") == [3.0, 10.0, 3.0]
+
+
 def test_only_the_newest_stay(tmp_path: Path) -> None:
     for sync_round in (3, 10, 200):
         write(tmp_path, sync_round, keep=2)

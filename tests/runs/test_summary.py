@@ -12,6 +12,7 @@ PROMISED = [
     "format_version",
     "strategy",
     "learners",
+    "servers",
     "optimizer",
     "seed",
     "epochs",
@@ -38,6 +39,7 @@ PROMISED = [
     "rate_factor",
     "learners_lost",
     "learners_joined",
+    "servers_lost",
     "ended",
 ]
 
@@ -65,6 +67,11 @@ def summary(**changes: Any) -> Summary:
         "ended": "finished",
     }
     return Summary(**{**values, **changes})
+
+
+def test_servers_are_told_beside_the_learners() -> None:
+    line = summary(servers=2, servers_lost=1).lines()[0]
+    assert line == "strategy    averaging, 2 learners, lost 1, 2 servers, lost 1, sgd, seed 0"
 
 
 def test_keys_are_as_promised() -> None:

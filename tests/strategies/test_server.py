@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from unisono.errors import UserError
-from unisono.fabric import Address, TensorVector, Vector, learner
+from unisono.fabric import Address, Addresses, TensorVector, Vector, learner
 from unisono.fabric.simulated.kernel import SimulatedNetwork
 from unisono.fabric.simulated.schedulers import SeededScheduler
 from unisono.learner.replica import LearnerReplica
@@ -31,16 +31,16 @@ from unisono.testing.simulated import ToyCluster
 from unisono.testing.toy import ToyUpdater
 
 GRADIENT = PushKind.GRADIENT
-MEMBERS = [learner(n) for n in range(5)]
+MEMBERS = [Addresses(learner(n) for n in range(count)) for count in range(6)]
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 @pytest.mark.parametrize("shards", [1, 2, 4, 16])
 def test_every_shard_has_one_holder_and_runs_are_all_of_them(shards: int, members: int) -> None:
-    who = [holder(s, shards, MEMBERS[:members]) for s in range(shards)]
+    who = [holder(s, shards, MEMBERS[members]) for s in range(shards)]
     assert who == sorted(who)
     assert len(set(who)) == min(shards, members)
-    found = runs(range(shards), shards, MEMBERS[:members])
+    found = runs(range(shards), shards, MEMBERS[members])
     assert [s for run in found for s in range(*run)] == list(range(shards))
     assert len(found) == len(set(who))
     edges = [bounds((s, s + 1), shards, 103) for s in range(shards)]

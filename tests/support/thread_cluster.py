@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unisono.coordinator.journal import MemoryJournal
 from unisono.coordinator.service import Service, serve
-from unisono.fabric import COORDINATOR, Address, Fabric, TimedOut, learner
+from unisono.fabric import COORDINATOR, Address, Fabric, TimedOut
 from unisono.fabric.local.host import Host
 from unisono.fabric.simulated.kernel import DeadlockError
 from unisono.testing.cluster import Cluster, ToyRun
@@ -45,14 +45,14 @@ class ThreadCluster(Cluster):
         coordinator = self._host().node(COORDINATOR)
         self._nodes.append(coordinator)
         journal = MemoryJournal()
-        service = Service(coordinator, journal, expected=self.learners, timeout=self.timeout)
+        service = Service(coordinator, journal, expected=len(self.members()), timeout=self.timeout)
         toys = []
         self._spawn(coordinator, lambda: serve(service))
-        for number in range(self.learners):
-            node = self._node(learner(number))
+        for address in self.members():
+            node = self._node(address)
             toy = self.toy(node, coverage)
             toy.rebirth = self._node
-            toy.rest = REST * self.slowness.get(number, 0.0)
+            toy.rest = REST * self.slowness.get(address.number, 0.0)
             toys.append(toy)
             self._spawn(node, toy.run)
         self._wait(len(toys) + 1)

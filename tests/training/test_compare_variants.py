@@ -48,6 +48,12 @@ def test_every_variant_gets_every_rate_and_seed_and_solo_is_always_there() -> No
     assert [job.seed for job in jobs] == [5] * 6 + [6] * 6
 
 
+def test_only_strategies_with_shards_have_servers() -> None:
+    plan = make_plan(strategies="averaging,server", sets=["servers=2"])
+    servers = {job.variant.name: job.config.servers for job in plan.jobs(Path("out"))}
+    assert servers == {"solo": 0, "averaging": 0, "server": 2}
+
+
 def test_the_rest_of_the_configuration_is_the_same_for_all() -> None:
     plan = make_plan(sets=["minibatch=64", "rate.schedule=warmup"], epochs=7)
     expected = load(None, ["minibatch=64", "rate.schedule=warmup", "epochs=7"], {"prep": "prep"})

@@ -13,6 +13,7 @@ from support.commands import Start, later
 from unisono.cli.main import main
 from unisono.config import Config, load
 from unisono.errors import Diverged
+from unisono.fabric import learner
 from unisono.launch.exit_codes import DIVERGED
 from unisono.learner.checkpoint_files import NotWrittenError, checkpoints
 from unisono.learner.checkpointer import Checkpointer
@@ -141,7 +142,7 @@ def test_a_resumption_goes_on_with_the_factor(prep: Path, tmp_path: Path) -> Non
 def test_a_model_that_is_not_finite_is_not_kept(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     optimizers = Optimizers([torch.optim.SGD(model.parameters(), 0.1)], lambda: True, lambda: None)
-    checkpointer = Checkpointer(tmp_path, 0, model, optimizers, {}, {})
+    checkpointer = Checkpointer(tmp_path, learner(0), 0, model, optimizers, {}, {})
     with torch.no_grad():
         model.bias[0] = math.inf
     with pytest.raises(NotWrittenError, match="not finite"):

@@ -21,6 +21,16 @@ def lines(live: LiveRun) -> list[str]:
     return [line.text for _, line in live.log]
 
 
+def test_servers_are_in_the_log_and_are_no_learners(live: LiveRun) -> None:
+    about = {"learner": None, "server": 4, "who": "server-4.0#0", "reason": ""}
+    live.take({"event": "server_joined", "time": 1.0, **about, "host": "host1", "device": "cpu"})
+    why = {"reason": "its process ended", "cause": "process-ended"}
+    live.take({"event": "server_lost", "time": 2.0, **about, **why})
+    assert lines(live) == ["server 4 joined on host1 (cpu)", "server 4 was lost: its process ended"]
+    assert [line.bad for _, line in live.log] == [False, True]
+    assert (live.learners, live.lost) == ({}, 0)
+
+
 def test_a_death_and_a_rejoin(cluster: Make, live: LiveRun) -> None:
     run = cluster(3)
     run.run(5)

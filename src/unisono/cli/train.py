@@ -63,6 +63,14 @@ def train(
             help="Learners, one process each: N, or MIN:MAX on a cluster.", show_default="1"
         ),
     ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes that hold the parameter server's shards and train nothing.",
+            show_default="0: the learners hold them",
+        ),
+    ] = None,
     processes_per_learner: Annotated[
         int | None,
         typer.Option(
@@ -131,6 +139,7 @@ def train(
         "init": None if init is None else str(init.resolve()),
         "strategy.name": strategy,
         "learners": learners if rank is None else learners or str(rank.count),
+        "servers": servers,
         "processes_per_learner": processes_per_learner,
         "cluster": cluster,
         "model": model,

@@ -325,6 +325,11 @@ class Config(ConfigTable):
     learners: str = Field(
         default="1", description="learners: N, or MIN:MAX where they may come and go"
     )
+    servers: Count = Field(
+        default=0,
+        description="processes that hold the shards of server, averaged-server or elastic and "
+        "train nothing; 0: the learners hold them",
+    )
     cluster: str = Field(
         default="", description="Ray cluster: auto or an address; empty: this machine"
     )

@@ -147,7 +147,7 @@ class DynamicSharding:
         run = self._run
         assert run.job is not None
         self._welcome()
-        missing = len(self._entered) < len(run.learners)
+        missing = len(self._entered) < len(run.members)
         if self._donors or (missing and not self._leasing):
             return
         self._leasing = True
@@ -208,7 +208,7 @@ class DynamicSharding:
         return len(self._run.pool.committed) < self._run.job.alone
 
     def _may_lease(self, who: Address) -> bool:
-        return not self._is_alone or who == self._first
+        return not who.serves and (not self._is_alone or who == self._first)
 
     # Rounds and snapshots.
 
@@ -263,5 +263,5 @@ class DynamicSharding:
         members = rounds.participants(number) or []
         order = CloseRound(number, tuple(members), self._run.checkpoints.keeping == number)
         for member in members:
-            if member in self._run.learners:
+            if member in self._run.members:
                 self._run.direct(member, order)

@@ -437,6 +437,15 @@ CONTROL: TypedPort[Notice | MembersChanged | CoordinatorFound | Rejected] = Type
 )
 
 
+@dataclass(frozen=True)
+class SnapshotKept:
+    """For a server's own thread: there is a part of a checkpoint to write."""
+
+
+PLAN: TypedPort[Reply | SnapshotKept] = TypedPort("plan", Reply)
+"""Where answers to requests for work come."""
+
+
 def reply_port(name: str) -> TypedPort[Reply]:
     """A port on which a learner waits for answers."""
     return TypedPort(name, Reply)

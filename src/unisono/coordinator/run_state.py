@@ -12,7 +12,7 @@ from unisono.coordinator.messages import Body, Complete
 from unisono.coordinator.output import STRATEGY, Output
 from unisono.coordinator.pace import LEAST_ROUNDS, LEAST_SHARE, Pace
 from unisono.coordinator.sync_rounds import SyncRounds
-from unisono.fabric.address import Address
+from unisono.fabric.address import Address, Addresses
 from unisono.fabric.api import View
 from unisono.pool.pool import Pool
 
@@ -23,8 +23,8 @@ class RunState:
     def __init__(self, expected: int) -> None:
         self.expected = expected
         self._view = View()
-        self.learners = self._view.addresses()
-        """The living learners, in the members' order."""
+        self.members = self._view.addresses()
+        """The living learners and servers, in the members' order."""
         self.job: Job | None = None
         self.pool = Pool(0)
         self.pace = Pace(((0, LEAST_SHARE),))
@@ -63,7 +63,12 @@ class RunState:
 
     @view.setter
     def view(self, view: View) -> None:
-        self._view, self.learners = view, view.addresses()
+        self._view, self.members = view, view.addresses()
+
+    @property
+    def learners(self) -> Addresses:
+        """The members that train."""
+        return self.members.learners
 
     @property
     def is_dynamic(self) -> bool:
@@ -88,7 +93,7 @@ class RunState:
         """
         if self.pool.counts.committed:
             return None
-        first = min(filter(self.is_fresh, self.learners), default=None)
+        first = min(filter(self.is_fresh, self.members), default=None)
         return first if first in candidates else None
 
     def begins_like(self, who: Address, other: Address) -> bool:
@@ -107,7 +112,7 @@ class RunState:
         if self.leader is None:
             if self.pool.counts.leased == 0:
                 # All was committed before the run was resumed: every checkpoint holds the model.
-                holders = self.learners
+                holders = self.members
             able = [a for a in self.learners if a in holders]
             staying = [a for a in able if a.number not in self.removed]
             self.leader = next(iter(staying or able), None)

@@ -39,7 +39,7 @@ from unisono.coordinator.output import Output
 from unisono.coordinator.requests import Requested, Requests
 from unisono.coordinator.snapshot import freeze, recover
 from unisono.coordinator.state import State
-from unisono.coordinator.status import Status
+from unisono.coordinator.status import Status, whose
 from unisono.errors import Cause, UserError
 from unisono.fabric.address import Address
 from unisono.fabric.api import Cancelled, ConnectionLost, Fabric, Member, Rejected, TimedOut
@@ -145,7 +145,7 @@ class Service:
                 outputs = self._stop_without_journal()
             if self._journal.is_long:
                 self._journal.compact(freeze(self.state))
-            if commands and not self.state.learners:
+            if commands and not self.state.members:
                 # Before the last learner hears that it has left, and may close the metrics.
                 self._tell_status(last=True)
             for output in self._membership.tell(self.state.view) + outputs:
@@ -199,7 +199,7 @@ class Service:
     @property
     def over(self) -> bool:
         """Whether all who joined are gone, and none is expected back."""
-        if self.state.joined == 0 or self.state.learners:
+        if self.state.joined == 0 or self.state.members:
             self._deserted = None
             return False
         now = self._fabric.now()
@@ -218,7 +218,7 @@ class Service:
             self._stay_until = now + STAY_S
         self._note_metrics(self.state.metrics)
         self._diverged = set(self.state.diverged)
-        self._seen = dict.fromkeys(self.state.learners, now)
+        self._seen = dict.fromkeys(self.state.members, now)
         self._looked = now
         for output in self._membership.restart(self.state.view) + self.state.directives():
             self._send(output)
@@ -229,7 +229,7 @@ class Service:
         if not self._outbox.empty:
             self._outbox.flush()
         patience = self._timeout / BEATS if self._outbox.empty else RETRY_S
-        if not self.state.learners:
+        if not self.state.members:
             patience = min(patience, STAY_S)
         untold = self._membership.wait_s(self.state.view)
         if untold is not None:
@@ -262,7 +262,7 @@ class Service:
             for output in self._membership.whole(sender):
                 self._send(output)
             return None
-        if sender not in self.state.learners:
+        if sender not in self.state.members:
             return self._take_from_non_member(sender, body, None)
         self._note_seen(sender)
         if self._status is not None:
@@ -276,7 +276,7 @@ class Service:
         command = Command(sender, operation, body.sequence, body.reply)
         if isinstance(operation, Join) and self.state.may_join(sender):
             self._fabric.meet(Member(sender, operation.endpoint))
-        elif sender not in self.state.learners:
+        elif sender not in self.state.members:
             return self._take_from_non_member(sender, body, command)
         self._note_seen(sender)
         return command
@@ -311,17 +311,18 @@ class Service:
         """
         if failed.cause is not Cause.DIVERGED or self._fixed or self.state.failure is not None:
             return False
-        if who not in self.state.learners:
+        if who not in self.state.members:
             return False
         self._diverged.add(who)
-        others = set(self.state.state_holders) - self._diverged
-        return bool(others) and len(self._diverged) < max(2, (self.state.expected + 1) // 2)
+        others = {a for a in self.state.state_holders if not a.serves} - self._diverged
+        learners = self.state.expected - len(self.state.members.servers)
+        return bool(others) and len(self._diverged) < max(2, (learners + 1) // 2)
 
     def _drop(self, who: Address, why: str) -> Command | None:
         """Removes a learner that sends malformed messages, and tells it not to come back."""
         text = f"it sent a malformed message ({why}): is it another version of Unisono?"
         self._notify(who, Abandon(Failure(who, Cause.EXCEPTION, text)))
-        return Command(who, Lost(LossReason.MALFORMED)) if who in self.state.learners else None
+        return Command(who, Lost(LossReason.MALFORMED)) if who in self.state.members else None
 
     def _drop_impossible(self, commands: Iterable[Command]) -> list[Command]:
         """Drops members that send impossible operations, with all that they sent after."""
@@ -343,7 +344,7 @@ class Service:
         reports = [c.operation for c in commands if isinstance(c.operation, ReportMalformed)]
         if not reports:
             return []
-        dropped = [self._drop(r.who, r.why) for r in reports if r.who in self.state.learners]
+        dropped = [self._drop(r.who, r.why) for r in reports if r.who in self.state.members]
         return [command for command in dropped if command is not None]
 
     def _write_event(self, event: str, fields: dict[str, Any]) -> None:
@@ -363,17 +364,18 @@ class Service:
             self._note_metrics(operation.metrics)
         elif isinstance(operation, Lost):
             self._outbox.forget(who)
-        about: dict[str, Any] = {"learner": who.number, "who": str(who)}
-        is_member = who in self.state.learners
+        about: dict[str, Any] = {**whose(who), "who": str(who)}
+        prefix = "server_" if who.serves else ""
+        is_member = who in self.state.members
         if isinstance(operation, Join) and not is_member:
             where = {"host": operation.host, "device": operation.device}
-            self._write_event("joined", {**about, "reason": "", **where})
+            self._write_event(prefix + "joined", {**about, "reason": "", **where})
         elif isinstance(operation, Leave) and is_member:
-            self._write_event("leaves", {**about, "reason": ""})
+            self._write_event(prefix + "leaves", {**about, "reason": ""})
         elif isinstance(operation, Lost) and is_member:
             why = {"reason": str(operation), "cause": operation.reason.value}
-            self._write_event("lost", about | why)
-            goes_on = self.state.failure is None and len(self.state.learners) > 1
+            self._write_event(prefix + "lost", about | why)
+            goes_on = self.state.failure is None and len(self.state.members) > 1
             if self._announces and goes_on:
                 log.warning("unisono: %s was lost (%s); the others go on", who.name, operation)
         elif isinstance(operation, Failed) and self.state.failure is None:
@@ -396,7 +398,7 @@ class Service:
     def _tell_status(self, *, last: bool = False) -> None:
         now = self._fabric.now()
         if self._status is not None and (last or self._status.is_due(now)):
-            seen = {who: self._seen[who] for who in self.state.learners if who in self._seen}
+            seen = {who: self._seen[who] for who in self.state.members if who in self._seen}
             self._status.tell(now, self.state.pool, seen)
 
     def _find_silent(self) -> list[Command]:
@@ -413,7 +415,7 @@ class Service:
         if not self._seen or next(iter(self._seen.values())) >= late:
             return []
         silent = list(itertools.takewhile(lambda a: self._seen[a] < late, self._seen))
-        for gone in [a for a in silent if a not in self.state.learners]:
+        for gone in [a for a in silent if a not in self.state.members]:
             silent.remove(gone)
             del self._seen[gone]
         state_holders = self.state.state_holders if silent else ()
@@ -424,7 +426,7 @@ class Service:
         return [Command(a, Lost(LossReason.SILENT, self._timeout)) for a in sorted(silent)]
 
     def _start_without_the_missing(self) -> list[Command]:
-        if self.state.started or not self.state.learners or self._waits_for_all:
+        if self.state.started or not self.state.members or self._waits_for_all:
             self._first_came = None
             return []
         now = self._fabric.now()
@@ -441,7 +443,8 @@ class Service:
         self._orphaned = now if self._orphaned is None else self._orphaned
         if now - self._orphaned < PATIENCE * self._timeout:
             return []
-        reason = "every learner that had the model is gone; go on from a checkpoint with --resume"
+        who = "every learner that had the model" if self.state.learners else "every learner"
+        reason = f"{who} is gone; go on from a checkpoint with --resume"
         return [Command(self._fabric.address, Failed(Cause.MODEL_LOST, reason))]
 
     def _fail_after_loss(self, commands: Iterable[Command]) -> list[Command]:
@@ -450,7 +453,7 @@ class Service:
             return []
         for command in commands:
             who, lost = command.who, command.operation
-            if isinstance(lost, Lost) and who in self.state.learners:
+            if isinstance(lost, Lost) and who in self.state.members:
                 text = f"{who.name} was lost ({lost}); go on with --resume"
                 return [Command(self._fabric.address, Failed(Cause.LEARNER_LOST, text))]
         return []

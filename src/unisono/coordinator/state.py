@@ -76,7 +76,7 @@ class State(RunState):
         if command.sequence is not None:
             if not self.delivery.is_next(command):
                 return self.delivery.repeat(command)
-            if not isinstance(command.operation, Join) and command.who not in self.learners:
+            if not isinstance(command.operation, Join) and command.who not in self.members:
                 return []  # It left, or was lost, while this was in transit.
             self.delivery.take(command)
         self._handle(command)
@@ -110,17 +110,19 @@ class State(RunState):
 
     @property
     def orphaned(self) -> bool:
-        """Whether no living learner has the run's parameters, nor may begin with its own."""
-        if not self.learners or not self.started or self.pool.over:
+        """Whether no living member has the run's parameters or may begin, or none is a learner."""
+        if not self.members or not self.started or self.pool.over:
             return False
+        if not self.learners:
+            return True
         sharding = self._dynamic if self.is_dynamic else self._static
         if sharding.has_state_holders:
             return False
-        return self.first_donor(self.learners) is None
+        return self.first_donor(self.members) is None
 
     def may_join(self, who: Address) -> bool:
         """Whether this incarnation is new, or a member already."""
-        return not self.delivery.knows(who) or who in self.learners
+        return not self.delivery.knows(who) or who in self.members
 
     def acknowledged(self, who: Address) -> int:
         """The number of the last operation of a member that was applied."""
@@ -196,7 +198,7 @@ class State(RunState):
             # The service.
             case StartWithoutMissing():
                 self.started = True
-                self.expected = len(self.learners)
+                self.expected = len(self.members)
             case Requested() as asked:
                 self._request(asked)
             case other:
@@ -235,7 +237,7 @@ class State(RunState):
         self.delivery.answer(command, Opened(is_new))
 
     def _lose(self, who: Address, reason: LossReason) -> None:
-        if who not in self.learners:
+        if who not in self.members:
             return
         self.lost.append(who)
         if reason is LossReason.DIVERGED:
@@ -248,7 +250,7 @@ class State(RunState):
     def _fail(self, failure: Failure) -> None:
         if self.failure is None:
             self.failure = failure
-            for learner in self.learners:
+            for learner in self.members:
                 self.tell(learner, CONTROL.name, Abandon(failure))
 
     def _remove(self, who: Address) -> None:
@@ -279,7 +281,7 @@ class State(RunState):
         if not self.unasked or all(a.number in self.removed for a in self.state_holders):
             return
         self.unasked = False
-        for learner in self.learners:
+        for learner in self.members:
             if learner.number in self.removed:
                 self.tell(learner, CONTROL.name, AskedToLeave())
 
@@ -288,7 +290,7 @@ class State(RunState):
     def _finish_checkpoint(self) -> None:
         """Completes a checkpoint once every living learner has written its part."""
         part = self._newest_part
-        committed = part and self.checkpoints.whole(part.checkpoint, self.learners)
+        committed = part and self.checkpoints.whole(part.checkpoint, self.members)
         if part is None or committed is None:
             return
         self._newest_part = None
@@ -301,12 +303,12 @@ class State(RunState):
         if self.failure is not None:
             return
         self._commit_agreed()
-        for command, answer in self.sync_rounds.regroup(self.learners, self.delivery.send):
+        for command, answer in self.sync_rounds.regroup(self.members, self.delivery.send):
             self.delivery.answer(command, answer)
         if self._departed:
             for who in self._departed.freed(self.sync_rounds.may_contain):
                 self.pool.give_all_back(who)
-        if len(self.learners) >= self.expected:
+        if len(self.members) >= self.expected:
             self.started = True
         if self.job is not None and self.started:
             if self.is_dynamic:
@@ -320,7 +322,7 @@ class State(RunState):
         if self.sync_rounds.is_idle:
             return
         before = self.sync_rounds.resolved
-        for notes in self.sync_rounds.resolve(self.learners):
+        for notes in self.sync_rounds.resolve(self.members):
             for owner, ranges in notes.items():
                 self.pool.commit(owner, ranges)
         self.checkpoints.fix(before, self.sync_rounds.resolved, self.pool.committed)

@@ -97,6 +97,11 @@ class Status:
         self._tell("status", fields)
 
 
+def whose(who: Address) -> dict[str, int | None]:
+    """What an event says of the learner, or the server, that it is about."""
+    return {"learner": None, "server": who.number} if who.serves else {"learner": who.number}
+
+
 def _plain(phase: Phase) -> dict[str, Any]:
     plain: dict[str, Any] = {"doing": phase.doing.value, "seconds": phase.seconds}
     if phase.link is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.fabric.address import COORDINATOR, Address, Addresses, learner
+from unisono.fabric.address import COORDINATOR, Address, Addresses, learner, server
 from unisono.fabric.api import (
     CREDIT,
     Body,
@@ -52,5 +52,6 @@ __all__ = [
     "encoded_nbytes",
     "from_plain",
     "learner",
+    "server",
     "to_plain",
 ]

@@ -32,6 +32,11 @@ class Address(NamedTuple):
         """The name for people: ``learner 3``."""
         return self.role if self.role == "coordinator" else f"{self.role} {self.number}"
 
+    @property
+    def serves(self) -> bool:
+        """Whether it holds shards of the model, and trains nothing."""
+        return self.role == "server"
+
     def next_incarnation(self) -> Address:
         return self._replace(incarnation=self.incarnation + 1)
 
@@ -50,6 +55,17 @@ class Addresses(tuple[Address, ...]):
 
     def __new__(cls, addresses: Iterable[Address] = ()) -> Addresses:
         return super().__new__(cls, sorted(addresses))
+
+    @cached_property
+    def servers(self) -> Addresses:
+        """Those that hold shards, and train nothing."""
+        first = bisect_left(self, Address("server"))  # without any, no search through all
+        return Addresses(address for address in self[first:] if address.serves)
+
+    @cached_property
+    def learners(self) -> Addresses:
+        """Those that train."""
+        return Addresses(a for a in self if not a.serves) if self.servers else self
 
     @cached_property
     def _places(self) -> dict[Address, int]:
@@ -83,3 +99,8 @@ COORDINATOR = Address("coordinator")
 def learner(number: int, incarnation: int = 0) -> Address:
     """The address of a learner that is one process."""
     return Address("learner", number, 0, incarnation)
+
+
+def server(number: int, incarnation: int = 0) -> Address:
+    """The address of a server; learners and servers of a run have different numbers."""
+    return Address("server", number, 0, incarnation)

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, overload
 
 from typing_extensions import TypeVar
 
-from unisono.fabric.address import Address, Addresses
+from unisono.fabric.address import COORDINATOR, Address, Addresses
 from unisono.fabric.codec import (
     JSON,
     Malformed,
@@ -90,8 +90,8 @@ class View:
     members: tuple[Member, ...] = ()
 
     @cached_property
-    def _learners(self) -> Addresses:
-        return Addresses(m.address for m in self.members if m.address.role == "learner")
+    def _addresses(self) -> Addresses:
+        return Addresses(m.address for m in self.members if m.address != COORDINATOR)
 
     @cached_property
     def _sorted(self) -> tuple[Member, ...]:
@@ -102,8 +102,8 @@ class View:
         return _ViewMemory()
 
     def addresses(self) -> Addresses:
-        """The learners, in the members' order."""
-        return self._learners
+        """The learners and servers, in the members' order."""
+        return self._addresses
 
     def shared(self) -> View:
         """An equal view, the same for all nodes of this process that ask for it."""
@@ -119,10 +119,10 @@ class View:
         following = self._memory.following() if self._memory.following else None
         if following is None or following._memory.change != change:
             following = View(version, _changed(self._sorted, joined, gone))
-            learners = [m.address for m in joined if m.address.role == "learner"]
+            new = [m.address for m in joined if m.address != COORDINATOR]
             # Both are in order: sorting them anew would make N joins cost N x N comparisons.
             vars(following)["_sorted"] = following.members
-            vars(following)["_learners"] = self._learners.changed(learners, gone)
+            vars(following)["_addresses"] = self._addresses.changed(new, gone)
             following._memory.before, following._memory.change = weakref.ref(self), change
             self._memory.following = weakref.ref(following)
         return following

@@ -21,10 +21,18 @@ from unisono.launch.coordinator_main import BEGAN, REQUESTS, read_outcome
 from unisono.launch.exit_codes import ABANDONED, DIVERGED, INCOMPLETE
 from unisono.launch.respawn import Respawn
 from unisono.launch.room import check_memory
-from unisono.learner.placement import DIRECTORY, LEARNER, LEARNERS, TIMEOUT, stacks_file
+from unisono.learner.placement import (
+    DIRECTORY,
+    LEARNER,
+    LEARNERS,
+    SERVES,
+    TIMEOUT,
+    stacks_file,
+)
 from unisono.runs.directory import write_atomically
 
 COORDINATOR = "coordinator"
+_LEARNER, _SERVER = "learner", "server"
 GRACE_S = 4.0
 """Seconds that everybody has to leave when the run is abandoned."""
 MOST_RESTARTS = 100
@@ -52,11 +60,12 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Launch:
-    """N learners and a coordinator, as processes that live and die alone.
+    """N learners, perhaps servers, and a coordinator, as processes that live and die alone.
 
     When a signal ends a learner or one of its processes, or it diverges alone, the others go on,
     and a new one with a number of its own takes its place after a pause, as long as one is left to
-    get the model from, none has finished and the limit of ``respawn.py`` is not reached. One that
+    get the model from, none has finished and the limit of ``respawn.py`` is not reached. The same
+    holds for servers, which hold shards of the model and train nothing. One that
     ends with another exit status than 0 has failed: all are asked to leave, and killed after
     ``GRACE_S`` seconds. The coordinator is started again whenever it is killed.
     """
@@ -64,6 +73,7 @@ class Launch:
     command: Sequence[str]
     """What each learner runs."""
     learners: int
+    servers: int = 0
     timeout: float = 10.0
     began: float | None = None
     """When the run's clock is at 0, by the monotonic clock; None: when the coordinator starts."""
@@ -94,7 +104,7 @@ class Launch:
 
     def run(self) -> Outcome:
         """Runs to the end."""
-        require_files(self.learners)
+        require_files(self.learners + self.servers)
         try:
             directory = Path(tempfile.mkdtemp(prefix="unisono-"))
         except OSError as error:
@@ -113,6 +123,8 @@ class Launch:
                 write_atomically(directory / BEGAN, str(self.began).encode())
             self._start_coordinator(directory)
             self._grow(directory, self.learners)
+            for _ in range(self.servers):
+                self._start_member(directory, _SERVER)
             self.on_start(self._children)
             if self.control is not None:
                 self._control = Control(self.control, directory, self._handlers(directory))
@@ -127,21 +139,28 @@ class Launch:
 
     def _grow(self, directory: Path, learners: int) -> None:
         while self._wanted_learners < learners:
-            self._start_learner(directory)
+            self._start_member(directory, _LEARNER)
             self._wanted_learners += 1
 
     def _start_coordinator(self, directory: Path) -> None:
         command = [sys.executable, "-m", "unisono.launch.coordinator_main", str(directory)]
-        command += ["--learners", str(self.learners), "--timeout", str(self.timeout)]
+        command += ["--learners", str(self._members), "--timeout", str(self.timeout)]
         if self.metrics is not None:
             command += ["--metrics", str(self.metrics)]
         self._children.start(COORDINATOR, command, {"OMP_NUM_THREADS": "1"}, fork=self.forks)
 
-    def _start_learner(self, directory: Path, pause: float = 0.0) -> str:
+    @property
+    def _members(self) -> int:
+        """How many the coordinator waits for."""
+        return self.learners + self.servers
+
+    def _start_member(self, directory: Path, role: str, pause: float = 0.0) -> str:
         """Starts one more, after a pause; returns its name."""
         number, self._next = self._next, self._next + 1
         threads = self.threads or max(1, (os.cpu_count() or 1) // (self.learners * self.processes))
+        threads = 1 if role == _SERVER else threads
         environment = {
+            **({SERVES: "1"} if role == _SERVER else {}),
             DIRECTORY: str(directory),
             LEARNER: str(number),
             LEARNERS: str(self.learners),
@@ -149,7 +168,7 @@ class Launch:
             "OMP_NUM_THREADS": str(threads),
             **self.environment,
         }
-        name = f"learner {number}"
+        name = f"{role} {number}"
         if pause:
             self._children.start_later(pause, name, self.command, environment, fork=self.forks)
         else:
@@ -166,7 +185,7 @@ class Launch:
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
                         # Nobody can join any more; if the run has diverged, nobody need go on.
-                        told = read_outcome(directory, self.learners)
+                        told = read_outcome(directory, self._members)
                         self._end_latecomers(told)
                         failure = failure or _divergence(told)
                         continue
@@ -189,7 +208,7 @@ class Launch:
                     self._children.forget_waiting()
                     failure = failure or self._failure(ended)
             self._say_of_replacements()
-            if failure or self._children.running == [COORDINATOR]:
+            if failure or not _learners(self._children.running):
                 self._children.wait(GRACE_S)
                 self._children.stop(GRACE_S)
             elif self.wanted is not None and self._children.running:
@@ -214,9 +233,10 @@ class Launch:
             if pause is None:
                 line += f"; after {self._respawns.count} replacements it is not replaced"
             elif not diverged:
-                line += f"; {self._start_learner(directory, pause)} replaces it in {pause:g} s"
+                replacement = self._start_member(directory, ended.name.split()[0], pause)
+                line += f"; {replacement} replaces it in {pause:g} s"
             else:
-                replacement = self._start_learner(directory, pause)
+                replacement = self._start_member(directory, _LEARNER, pause)
                 self._unsaid[replacement] = f"{line}; {replacement} replaces it"
                 return
         self.say(line)
@@ -224,8 +244,9 @@ class Launch:
     def _end_latecomers(self, told: dict[str, Any]) -> None:
         """The coordinator is gone: who has not joined by now would wait for it in vain."""
         self._children.forget_waiting()
-        members = {COORDINATOR, *(f"learner {number}" for number in told["learners"])}
-        for name in set(self._children.started) - members:
+        for name in set(self._children.started) - {COORDINATOR}:
+            if int(name.split()[1]) in told["learners"]:
+                continue
             self._children.end(name)
             self.say(f"{name} came too late: the run was over")
 
@@ -249,13 +270,13 @@ class Launch:
             check_memory(learners, self.processes)
             require_files(learners)
             requests.append(Action.ADD, self._next)
-            return said(f"{self._start_learner(directory)} was added")
+            return said(f"{self._start_member(directory, _LEARNER)} was added")
 
         def remove(number: int | None) -> dict[str, str]:
             name = self._running_learner(number)
             if name in self._removed:
                 raise UserError(f"{name} is already leaving")
-            if set(self._children.started) - self._removed <= {COORDINATOR, name}:
+            if set(_learners(self._children.started)) - self._removed <= {name}:
                 raise UserError(f"{name} is the last learner: stop the run instead")
             requests.append(Action.REMOVE, number)
             self._removed.add(name)
@@ -297,11 +318,15 @@ class Launch:
         return f"{ended.name} failed ({ended.how})"
 
     def _outcome(self, directory: Path, failure: str) -> Outcome:
-        told = read_outcome(directory, self.learners)
+        told = read_outcome(directory, self._members)
         failure = _divergence(told) or failure or (told["failure"] or {}).get("text", "")
         if not failure and not told["over"] and not self._finished and not told["orderly"]:
             failure = "every learner was lost; go on from a checkpoint with --resume"
         return Outcome(bool(failure), failure, told, self._lost)
+
+
+def _learners(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name.startswith(_LEARNER)]
 
 
 def _divergence(told: dict[str, Any]) -> str:

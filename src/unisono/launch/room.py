@@ -28,17 +28,19 @@ def check_range(least: int, most: int) -> None:
         )
 
 
-def check_memory(learners: int, processes: int = 1) -> None:
-    """Whether so many learners, of so many processes each, can fit into memory at all.
+def check_memory(learners: int, processes: int = 1, servers: int = 0) -> None:
+    """Whether so many learners, of so many processes each, and servers can fit into memory at all.
 
     Raises:
         UserError: they cannot; the kernel would kill them one by one.
     """
     total, _ = memory()
-    needed = learners * processes * _LEAST_MEMORY
+    needed = (learners * processes + servers) * _LEAST_MEMORY
     if needed > total:
+        crowd = _crowd(learners, processes)
+        crowd += f" and {counted(servers, 'server')}" if servers else ""
         raise UserError(
-            f"{_crowd(learners, processes)} need at least {needed / _GIB:.0f} GiB of memory, and "
+            f"{crowd} need at least {needed / _GIB:.0f} GiB of memory, and "
             f"this machine has {total / _GIB:.0f}: start fewer"
         )
 

@@ -37,6 +37,11 @@ def train_as_rank(rank: Rank, config: Config, out: Path, *, resume: bool = False
     signal.signal(signal.SIGTERM, partial(_leave, rank.launcher))
     if config.learner_range != (rank.count, rank.count):
         raise UserError(f"{rank.launcher} has started {rank.count} processes: leave --learners out")
+    if config.servers:
+        raise UserError(
+            f"--servers does not work under {rank.launcher}: leave it out, and learners hold the "
+            "shards"
+        )
     if config.tracking:
         raise UserError(f"tracking is not for runs under {rank.launcher}: read RUN/metrics.jsonl")
     interface = os.environ.get(INTERFACE) or config.links.interface

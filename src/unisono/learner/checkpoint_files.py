@@ -1,10 +1,10 @@
 """Checkpoints: whole or not at all.
 
-``DIR/00000042/`` holds one part a learner (``learner-0.json`` and ``.safetensors``: model,
-optimizers, random state, the strategy's memory, the user's other objects), ``pool.json``, which
-says what was committed at that instant, and ``SHA256SUMS``, which names each of these files with
-its digest (``sha256sum -c SHA256SUMS`` checks them by hand). Parts are written into
-``DIR/00000042.tmp``; when the last one is there the coordinator adds ``pool.json`` and
+``DIR/00000042/`` holds one part a member (``learner-0.json`` and ``.safetensors``; a server's are
+``server-4``: model, optimizers, random state, the strategy's memory, the user's other objects),
+``pool.json``, which says what was committed at that instant, and ``SHA256SUMS``, which names each
+of these files with its digest (``sha256sum -c SHA256SUMS`` checks them by hand). Parts are written
+into ``DIR/00000042.tmp``; when the last one is there the coordinator adds ``pool.json`` and
 ``SHA256SUMS`` and renames the directory. What a disk does to it later is found by the digests: a
 run goes on from the newest checkpoint that is whole.
 """
@@ -35,9 +35,11 @@ FORMAT = 2
 POOL = "pool.json"
 SUMS = "SHA256SUMS"
 DAMAGED = ".damaged"
+LEARNER = "learner"
+"""The role whose parts hold trained models."""
 _TORN = ".tmp"
 _SUM_OF_PART = ".sha256"
-_LINE = re.compile(r"([0-9a-f]{64})  (pool\.json|learner-[0-9]+\.(?:json|safetensors))")
+_LINE = re.compile(r"([0-9a-f]{64})  (pool\.json|(?:learner|server)-[0-9]+\.(?:json|safetensors))")
 _CHUNK = 2**20
 _NOT_AS_WRITTEN = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
@@ -71,14 +73,16 @@ def part_folder(directory: Path, sync_round: int) -> Path:
     return directory / f"{sync_round:08d}{_TORN}"
 
 
-def write_part(directory: Path, sync_round: int, number: int, state: dict[str, Any]) -> Path:
-    """Writes one learner's part; returns the directory that it is in.
+def write_part(
+    directory: Path, sync_round: int, number: int, state: dict[str, Any], role: str = LEARNER
+) -> Path:
+    """Writes one member's part; returns the directory that it is in.
 
     Raises:
         NotWrittenError: the disk is full, or fails; nothing of the part is left.
     """
     folder = part_folder(directory, sync_round)
-    path = folder / f"learner-{number}.safetensors"
+    path = folder / f"{role}-{number}.safetensors"
     files = [path, path.with_suffix(".json"), path.with_suffix(_SUM_OF_PART)]
     tensors: dict[str, torch.Tensor] = {}
     plain = encode(state, tensors)
@@ -107,7 +111,7 @@ def commit(folder: Path, pool: dict[str, Any], keep: int) -> None:
     final = folder.with_suffix("")
     try:
         _write(folder / POOL, json.dumps({"format": FORMAT, **pool}))
-        sums = sorted(folder.glob(f"learner-*{_SUM_OF_PART}"))
+        sums = sorted(folder.glob(f"*{_SUM_OF_PART}"))
         text = "".join(path.read_text() for path in sums) + _sum_lines([folder / POOL])
         _write(folder / SUMS, text)
         for path in sums:
@@ -155,13 +159,16 @@ def set_aside(folder: Path) -> None:
         folder.rename(target)
 
 
-def load(directory: Path, number: int, keys: Collection[str] = ()) -> Loaded | None:
-    """A learner's part of the newest intact checkpoint; None: there are no checkpoints.
+def load(
+    directory: Path, place: int, keys: Collection[str] = (), role: str = LEARNER
+) -> Loaded | None:
+    """A member's part of the newest intact checkpoint; None: there are no checkpoints.
 
     Args:
         directory: of the checkpoints.
-        number: the learner's; see ``read_part``.
+        place: the member's, among those of its role; see ``read_part``.
         keys: what the part must have.
+        role: learner or server.
 
     Raises:
         UserError: none is whole, or the newest whole one is in another format.
@@ -171,7 +178,7 @@ def load(directory: Path, number: int, keys: Collection[str] = ()) -> Loaded | N
         try:
             names = check(folder)
             pool = read_pool(folder)
-            state = read_part(folder, number, names)
+            state = read_part(folder, place, names, role)
             if missing := sorted(set(keys) - set(state)):
                 raise DamagedError(f"a part has no {missing[0]!r}")
         except DamagedError as damage:
@@ -230,22 +237,20 @@ def read_pool(folder: Path) -> dict[str, Any]:
     )
 
 
-def read_part(folder: Path, number: int, names: Collection[str] | None = None) -> dict[str, Any]:
-    """One learner's part, by rank among their numbers; the first one if there are fewer parts.
+def read_part(
+    folder: Path, place: int, names: Collection[str] | None = None, role: str = LEARNER
+) -> dict[str, Any]:
+    """One member's part, by rank among their numbers; the first one if there are fewer parts.
 
-    Who dies is replaced under a new number, so numbers may be missing; parts may not.
+    Where there is none of a role, the learners' count. Who dies is replaced under a new number, so
+    numbers may be missing; parts may not.
 
     Raises:
         DamagedError: it cannot be read.
     """
     found = [path.name for path in folder.iterdir()] if names is None else names
-    numbers = sorted(
-        int(name[len("learner-") : -len(".json")])
-        for name in found
-        if name.startswith("learner-") and name.endswith(".json")
-    )
-    chosen = numbers[number if number < len(numbers) else 0]
-    path = folder / f"learner-{chosen}.json"
+    parts = part_names(found, role) or part_names(found)
+    path = folder / f"{parts[place if place < len(parts) else 0]}.json"
     with _damage_is_told(path.name):
         text = json.loads(path.read_text())
         with safe_open(path.with_suffix(".safetensors"), framework="pt") as file:
@@ -256,6 +261,13 @@ def read_part(folder: Path, number: int, names: Collection[str] | None = None) -
         if not isinstance(state, dict):
             raise DamagedError(f"{path.name} holds no state")
         return state
+
+
+def part_names(files: Collection[str], role: str = LEARNER) -> list[str]:
+    """Names of the parts of a role, without their ends, in the order of the members' numbers."""
+    start, end = f"{role}-", ".json"
+    found = [name for name in files if name.startswith(start) and name.endswith(end)]
+    return sorted((n.removesuffix(end) for n in found), key=lambda n: int(n.removeprefix(start)))
 
 
 @contextmanager

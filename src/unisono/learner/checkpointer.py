@@ -15,7 +15,7 @@ from torch import nn
 import unisono
 from unisono.coordinator.messages import PartWritten
 from unisono.errors import UserError
-from unisono.fabric import TensorVector
+from unisono.fabric import Address, TensorVector
 from unisono.learner.checkpoint_files import (
     Loaded,
     NotWrittenError,
@@ -51,20 +51,22 @@ class Checkpointer:
     """Model, optimizers, random state, the strategy's memory and the user's other objects.
 
     ``about`` says, in words, what must be the same for a checkpoint to mean anything: a learner
-    that differs is refused.
+    that differs is refused. ``place`` is the member's among those of its role that began the run.
     """
 
     def __init__(
         self,
         directory: Path,
-        number: int,
+        who: Address,
+        place: int,
         model: nn.Module,
         optimizers: Optimizers,
         extra_state: Mapping[str, Stateful],
         about: Mapping[str, str],
     ) -> None:
         self._directory = directory.absolute()
-        self._number = number
+        self._who = who
+        self._place = place
         self._model = model
         self._optimizers = optimizers
         self._extra_state = dict(extra_state)
@@ -115,7 +117,7 @@ class Checkpointer:
             "random": _random_state(),
             "strategy": {"plain": strategy.plain, "vectors": vectors},
         }
-        write_part(self._directory, sync_round, self._number, state)
+        write_part(self._directory, sync_round, self._who.number, state, self._who.role)
 
     def restore(self, task: Task[Any]) -> tuple[Task[Any], StateBundle | None]:
         """Loads the newest intact checkpoint, if any; returns the task that continues from it.
@@ -123,7 +125,7 @@ class Checkpointer:
         Raises:
             UserError: there are some, but none is whole; or it was made by another run.
         """
-        loaded = load(self._directory, self._number, KEYS)
+        loaded = load(self._directory, self._place, KEYS, self._who.role)
         if loaded is None:
             return task, None
         self._passed_over = [folder for folder, _ in loaded.passed_over]
@@ -136,7 +138,7 @@ class Checkpointer:
                 f"{folder} has {reached} minibatches behind it, and this run has only "
                 f"{task.total}: give it more epochs, or begin a new one"
             )
-        if self._number == 0:
+        if self._who.number == 0:
             _tell(loaded)
         with _told_in_one_line(folder, "the model"):
             self._model.load_state_dict(state["model"])

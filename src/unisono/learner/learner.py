@@ -32,7 +32,7 @@ from unisono.learner.data_feed import DataFeed, as_source, make_feed
 from unisono.learner.draw import Draw, Draws, Stream
 from unisono.learner.log import METRICS, LearnerLog
 from unisono.learner.meter import Meter
-from unisono.learner.placement import find_placement
+from unisono.learner.placement import address_at, find_placement
 from unisono.learner.planner import Minibatch
 from unisono.learner.processes import Processes
 from unisono.learner.progress import Progress
@@ -42,7 +42,7 @@ from unisono.learner.slices import Slices
 from unisono.learner.storage import ModelStorage
 from unisono.learner.task import Task
 from unisono.learner.update_hooks import UpdateHooks
-from unisono.strategies.base import StateBundle, Strategy, describe
+from unisono.strategies.base import StateBundle, Strategy, check_servers, describe
 
 _STATE, _SPARE = 16, 1 << 26
 """Others may send vectors of up to ``_STATE`` times the model's bytes plus ``_SPARE``."""
@@ -104,6 +104,8 @@ class Learner:
         self.learners = self._placement.learners
         """How many learners the run began with."""
         self.strategy: Strategy = chosen_strategy(strategy, self.learners)
+        if self._placement.serves:
+            check_servers(self.strategy)
         self.model = model
         self._updates = UpdateHooks(chosen_optimizers(model, optimizer), self._need_rejoiner)
         self._optimizers, self._guard = self._updates.optimizers, self._updates.guard
@@ -397,7 +399,8 @@ class Learner:
             }
             self._checkpointer = Checkpointer(
                 self._checkpoints,
-                self.number,
+                address_at(self._placement),
+                self.number - self.learners if self._placement.serves else self.number,
                 self.model,
                 self._optimizers,
                 self._extra_state,
@@ -482,6 +485,8 @@ class Learner:
                 self._report(rejoiner, progress)
 
     def _report(self, rejoiner: Rejoiner, progress: Progress) -> None:
+        if self._placement.serves:
+            return
         with rejoiner.surviving():
             self.meter.report(
                 progress.progress, progress.examples, self._optimizers.learning_rate()

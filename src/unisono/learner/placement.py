@@ -18,7 +18,7 @@ from unisono.coordinator.journal import NoJournal
 from unisono.coordinator.requests import Requests
 from unisono.coordinator.service import Service, serve
 from unisono.errors import UserError
-from unisono.fabric import COORDINATOR, Address, Fabric, learner
+from unisono.fabric import COORDINATOR, Address, Fabric, learner, server
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.host import Host
 from unisono.fabric.network.tcp_listener import NetworkSettings
@@ -28,6 +28,8 @@ from unisono.learner.log import open_metrics
 DIRECTORY = "UNISONO_DIRECTORY"
 LEARNER = "UNISONO_LEARNER"
 LEARNERS = "UNISONO_LEARNERS"
+SERVES = "UNISONO_SERVES"
+"""Set for a server."""
 TIMEOUT = "UNISONO_TIMEOUT"
 COORDINATOR_AT = "UNISONO_COORDINATOR"
 CREDENTIALS = "UNISONO_CREDENTIALS"
@@ -71,6 +73,11 @@ class Placement(Protocol):
     """The name of the machine."""
 
     @property
+    def serves(self) -> bool:
+        """Whether it is a server: it holds shards, and trains nothing."""
+        ...
+
+    @property
     def cost(self) -> float:
         """Seconds that the next minibatch takes in simulation."""
 
@@ -89,6 +96,7 @@ class SingleProcess:
     learners: int = 1
     timeout: float = 60.0
     cost: float = 0.0
+    serves: bool = False
     sink: Callable[[dict[str, Any]], None] | None = None
     requests: Requests | None = None
     began: float | None = None
@@ -147,6 +155,7 @@ class LaunchedProcess:
     cost: float = 0.0
     network: NetworkSettings | None = None
     coordinator: str = ""
+    serves: bool = False
     host: str = field(default_factory=platform.node)
     _host: Host | None = field(default=None, init=False)
 
@@ -168,6 +177,7 @@ class LaunchedProcess:
             float(given[TIMEOUT]),
             network=network,
             coordinator=coordinator,
+            serves=SERVES in given,
         )
 
     def node(self, address: Address) -> Fabric:
@@ -240,5 +250,5 @@ def _of_launcher() -> Placement | None:
 
 
 def address_at(placement: Placement, incarnation: int = 0) -> Address:
-    """The learner's address in one of its incarnations."""
-    return learner(placement.number, incarnation)
+    """The member's address in one of its incarnations."""
+    return (server if placement.serves else learner)(placement.number, incarnation)

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono.coordinator.client import Client
-from unisono.coordinator.messages import Complete, RequestAssignment, RequestLease, Wait
-from unisono.fabric import Address
+from unisono.coordinator.messages import (
+    PLAN,
+    Complete,
+    RequestAssignment,
+    RequestLease,
+    SnapshotKept,
+    Wait,
+)
+from unisono.fabric import Address, Fabric
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range, count, cut
 from unisono.strategies.base import RoundPlan, Sharding
@@ -71,7 +78,12 @@ class PoolExhausted:
     """Whether ``stop`` ended the run before its last epoch."""
 
 
-Item = Minibatch | NewAssignment | EndOfRound | NoFreeLease | PoolExhausted
+@dataclass(frozen=True)
+class CheckpointDue:
+    """A server's part of a checkpoint is to be written."""
+
+
+Item = Minibatch | NewAssignment | EndOfRound | NoFreeLease | CheckpointDue | PoolExhausted
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,7 @@ class Planner:
     """Requests assignments or leases, ahead of training."""
 
     client: Client
-    address: Address
+    fabric: Fabric
     round_plan: RoundPlan
     checkpoint_every: int
     """Positions between checkpoints; 0: none."""
@@ -90,15 +102,15 @@ class Planner:
         """All items, until the pool is empty and committed."""
         if self.round_plan.sharding is Sharding.STATIC:
             return self._static()
-        return self._dynamic()
+        return self._serving() if self.fabric.address.serves else self._dynamic()
 
     def _static(self) -> Iterator[Item]:
         number: int | None = None
         while True:
-            answer = self.client.call(RequestAssignment(number, patient=False), "plan")
+            answer = self.client.call(RequestAssignment(number, patient=False), PLAN.name)
             if isinstance(answer, Wait):
                 yield NoFreeLease()
-                answer = self.client.call(RequestAssignment(number, patient=True), "plan")
+                answer = self.client.call(RequestAssignment(number, patient=True), PLAN.name)
             if isinstance(answer, Complete):
                 yield PoolExhausted(answer.leader, answer.stopped)
                 return
@@ -114,9 +126,9 @@ class Planner:
         members = len(assignment.members)
         width = assignment.share * members
         whole = cut(assignment.ranges, round_ * width, (round_ + 1) * width)
-        part = assignment.part(round_, self.address)
+        part = assignment.part(round_, self.fabric.address)
         steps = count(part)
-        mine = assignment.members.index(self.address)
+        mine = assignment.members.index(self.fabric.address)
         keep = assignment.keep and round_ == 0
         end = EndOfRound(sync_round, keep or self._crosses(whole))
         for step, position in enumerate(_positions(part)):
@@ -141,16 +153,30 @@ class Planner:
 
     def _dynamic(self) -> Iterator[Item]:
         while True:
-            answer = self.client.call(RequestLease(self.want, patient=False), "plan")
+            answer = self.client.call(RequestLease(self.want, patient=False), PLAN.name)
             if isinstance(answer, Wait):
                 yield NoFreeLease()
-                answer = self.client.call(RequestLease(self.want, patient=True), "plan")
+                answer = self.client.call(RequestLease(self.want, patient=True), PLAN.name)
             if isinstance(answer, Complete):
                 yield PoolExhausted(answer.leader, answer.stopped)
                 return
             assert not isinstance(answer, Wait)
             for position in _positions(answer.ranges):
                 yield Minibatch(position, place=position, reached=position + 1)
+
+    def _serving(self) -> Iterator[Item]:
+        """A server trains nothing: it is told when the pool is empty."""
+        request = RequestLease(0, patient=True)
+        number = self.client.tell(request, PLAN.name)
+        while True:
+            message = self.fabric.receive(PLAN).body
+            if isinstance(message, SnapshotKept):
+                yield CheckpointDue()
+                continue
+            answer = self.client.answer_to(request, number, message)
+            if isinstance(answer, Complete):
+                yield PoolExhausted(answer.leader, answer.stopped)
+                return
 
 
 def _positions(ranges: Iterable[Range]) -> Iterator[int]:

@@ -44,6 +44,7 @@ class OfLauncher:
     rank: Rank
     timeout: float = field(init=False)
     cost: float = 0.0
+    serves: bool = False
     host: str = field(default_factory=platform.node)
     _placement: LaunchedProcess | None = field(default=None, init=False)
     _children: ChildProcesses = field(default_factory=ChildProcesses, init=False)

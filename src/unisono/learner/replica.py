@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from unisono.coordinator.client import Client
+from unisono.coordinator.status import whose
 from unisono.fabric import Fabric, Vector
 from unisono.strategies.base import Snapshot, StateBundle, TrainedWork, Updater
 
@@ -223,7 +224,7 @@ class LearnerReplica:
         return bundle
 
     def event(self, name: str, **fields: Any) -> None:
-        self.client.event(name, learner=self.fabric.address.number, **fields)
+        self.client.event(name, **whose(self.fabric.address), **fields)
 
     def record(self, **fields: Any) -> None:
         if self._log is not None:

@@ -47,7 +47,7 @@ class Session(Generic[T]):
         self._task = task
         round_plan = strategy.round_plan(task.batch_size)
         want = max(1, min(round_plan.share // 4, 16))
-        planner = Planner(self.client, fabric.address, round_plan, task.checkpoint_every, want)
+        planner = Planner(self.client, fabric, round_plan, task.checkpoint_every, want)
         self._round_plan = round_plan
         self.stepper: Stepper[T] = Stepper(self.replica, self.participant, planner, task)
         self.client.phase = self._phase
@@ -67,8 +67,10 @@ class Session(Generic[T]):
             if sent.bytes
         ]
 
-    def _phase(self) -> Phase:
-        """What the learner's own thread is doing; called by another thread."""
+    def _phase(self) -> Phase | None:
+        """What the learner's own thread is doing, None for a server; called by another thread."""
+        if self.fabric.address.serves:
+            return None
         others, data = self.participant.waiting_since, self.stepper.waiting_since
         if others is not None:
             doing, since = Doing.OTHERS, others

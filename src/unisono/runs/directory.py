@@ -103,9 +103,9 @@ class RunDirectory:
             raise UserError(f"{path} is not a run: {reason}")
         return run
 
-    def log(self, learner: int) -> Path:
-        """Returns where one learner writes its own log."""
-        return self.logs / f"learner-{learner}.log"
+    def log(self, number: int, role: str = "learner") -> Path:
+        """Returns where one learner, or server, writes its own log."""
+        return self.logs / f"{role}-{number}.log"
 
     def write_wanted(self, learners: int) -> None:
         write_atomically(self.wanted, str(learners).encode())

@@ -119,6 +119,7 @@ class Summary(_Part):
         format_version: the version of these keys.
         strategy: how the learners shared what they learned.
         learners: how many the run began with.
+        servers: processes that held shards and trained nothing.
         optimizer: each learner's optimizer.
         seed: seed of parameters and order.
         epochs: passes over the data that were asked for.
@@ -145,12 +146,14 @@ class Summary(_Part):
         rate_factor: what the learning rate is multiplied by since then; see `rate.factor`.
         learners_lost: learners that died, or diverged alone.
         learners_joined: learners that came after the begin.
+        servers_lost: servers that died.
         ended: `finished`, `stopped` (on request), or `early` (all learners have left).
     """
 
     format_version: Literal[1] = 1
     strategy: str
     learners: int
+    servers: int = 0
     optimizer: str
     seed: int
     epochs: int
@@ -177,6 +180,7 @@ class Summary(_Part):
     rate_factor: float = 1.0
     learners_lost: int
     learners_joined: int
+    servers_lost: int = 0
     ended: str
 
     def to_json(self) -> str:
@@ -201,6 +205,9 @@ class Summary(_Part):
         people = counted(self.learners, "learner")
         came = f", lost {self.learners_lost}" if self.learners_lost else ""
         came += f", joined {self.learners_joined}" if self.learners_joined else ""
+        if self.servers:
+            came += f", {counted(self.servers, 'server')}"
+            came += f", lost {self.servers_lost}" if self.servers_lost else ""
         share = self.data_wait_s / (self.wall_s * self.learners) if self.wall_s > 0 else 0.0
         went = {k: v for k, v in self.minibatches.model_dump().items() if v}
         return [

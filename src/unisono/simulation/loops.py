@@ -139,6 +139,7 @@ class _SimulatedPlacement:
     timeout: float
     host: str
     current: SimulatedNode
+    serves: bool = False
     _used: bool = field(default=False, init=False)
 
     @property

@@ -21,7 +21,7 @@ from unisono.coordinator.client import Client
 from unisono.coordinator.job import Sharding as Sharding
 from unisono.coordinator.messages import Failed
 from unisono.coordinator.pace import PaceSchedule
-from unisono.errors import Diverged
+from unisono.errors import Diverged, UserError
 from unisono.fabric import Address, Fabric, Vector
 from unisono.pool.pool import Assignment
 from unisono.pool.ranges import Range, Ranges, merge
@@ -295,6 +295,8 @@ class Strategy(ABC):
     """Where it was published."""
     shares: ClassVar[str] = "parameters and floating-point buffers; optimizer state stays local"
     """What is shared: parameters, gradients, buffers, optimizer state."""
+    has_shards: ClassVar[bool] = False
+    """Whether its model lies in shards, which servers may hold."""
     schedule: ClassVar[ScheduleChoice] = ScheduleChoice.EXPONENTIAL
     """How its learning rate goes over a run, unless `rate.schedule` says otherwise."""
 
@@ -360,6 +362,19 @@ def describe(strategy: Strategy, learners: int) -> list[str]:
         f"learners  {learners}",
         *strategy.explain(learners),
     ]
+
+
+def check_servers(strategy: Strategy) -> None:
+    """Whether members that hold shards are of any use.
+
+    Raises:
+        UserError: they are not.
+    """
+    if not strategy.has_shards:
+        raise UserError(
+            f"{strategy.name} has no shards that servers could hold: leave --servers out, or "
+            "choose server, averaged-server or elastic"
+        )
 
 
 def _plain(value: Any) -> str:

@@ -109,11 +109,12 @@ class Elastic(Strategy):
     overlap: bool = True
     """Whether learners compute while an exchange is under way; off: they wait for it."""
     shards: int = 4
-    """Pieces of the centre, each held by one learner."""
+    """Pieces of the centre, each held by one server or learner."""
 
     name: ClassVar[str] = "elastic"
     paper: ClassVar[str] = "https://arxiv.org/abs/1412.6651"
     shares: ClassVar[str] = "parameters, with the centre; buffers and optimizer state stay local"
+    has_shards: ClassVar[bool] = True
     bound: ClassVar[int] = 0
     precision: ClassVar[Precision] = Precision.FLOAT32
     warm_start: ClassVar[float] = 0.0

@@ -36,8 +36,8 @@ MINIBATCHES = {PushKind.CHANGE: 8, PushKind.GRADIENT: 1}
 class Server(Strategy):
     """A parameter server: learners push what they learnt to shards, and pull what is there.
 
-    The parameters x are cut into shards that the learners' own processes hold. Nobody waits for
-    another learner; a shard applies pushes as they come (Downpour SGD: Dean et al. 2012,
+    The parameters x are cut into shards that servers, or the learners' own processes, hold. Nobody
+    waits for another learner; a shard applies pushes as they come (Downpour SGD: Dean et al. 2012,
     https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks). ``push`` says what
     they contain:
 
@@ -65,7 +65,7 @@ class Server(Strategy):
     warm_start: float = 0.0
     """Share of all minibatches, at the start, that one learner trains by itself."""
     shards: int = 4
-    """Pieces of the model; so many learners hold one each. A push is a message to each of them."""
+    """Pieces of the model; so many learners, or servers, hold one each. A push goes to them all."""
     precision: Precision = Precision.FLOAT32
     """Of updates and parameters on their way: ``float32``; ``bfloat16``, ``int8``, ``int4`` or
     ``1bit`` for a half, a quarter, an eighth or a 25th of the bytes."""
@@ -73,6 +73,7 @@ class Server(Strategy):
     name: ClassVar[str] = "server"
     paper: ClassVar[str] = "https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks"
     shares: ClassVar[str] = "updates and parameters; buffers stay each learner's own"
+    has_shards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

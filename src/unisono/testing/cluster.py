@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.coordinator.state import State
-from unisono.fabric import Fabric
+from unisono.fabric import Address, Fabric, learner, server
 from unisono.learner.planner import Minibatch
 from unisono.pool.ranges import Range
 from unisono.strategies.base import Strategy
@@ -38,6 +38,8 @@ class Cluster:
 
     strategy: Strategy
     learners: int
+    servers: int = 0
+    """Members that hold shards and train nothing; their numbers follow those of the learners."""
     total: int
     """Minibatches."""
     loss: Loss = field(default_factory=Targets)
@@ -49,6 +51,11 @@ class Cluster:
     """Positions that were committed before a resumption."""
     timeout: float = 10.0
     """Seconds until a silent learner is declared dead."""
+
+    def members(self) -> list[Address]:
+        """The learners and servers that it begins with."""
+        count = self.learners + self.servers
+        return [learner(n) if n < self.learners else server(n) for n in range(count)]
 
     def run(self) -> ToyRun:
         """Runs to the end; raises ``DeadlockError`` if there is none."""

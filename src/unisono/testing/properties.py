@@ -181,7 +181,7 @@ def check_commits(
     for alike in (False, True):
         marks = Marks(total, learners, _RATE, alike)
         run = on(strategy=make(), learners=learners, total=total, loss=marks, rate=_RATE).run()
-        assert len(run.survivors) == learners, "not all learners came to the end"
+        assert run.survivors == run.results, "not all learners came to the end"
         _check_end(run, marks, make, promises, calm=True)
 
 
@@ -256,28 +256,40 @@ def check_newcomer(make: Make, *, promises: Promises = PLAIN) -> None:
 
 
 def check_schedules(
-    make: Make, seeds: Iterable[int], *, faults: bool = True, promises: Promises = PLAIN
+    make: Make,
+    seeds: Iterable[int],
+    *,
+    faults: bool = True,
+    servers: int = 0,
+    promises: Promises = PLAIN,
 ) -> None:
     """Random schedules of 1 to 5 learners, with deaths, pauses, partitions and late comers."""
     for seed in seeds:
-        check_schedule(make, seed, faults=faults, promises=promises)
+        check_schedule(make, seed, faults=faults, servers=servers, promises=promises)
 
 
 def check_schedule(
-    make: Make, seed: int, *, faults: bool = True, promises: Promises = PLAIN
+    make: Make,
+    seed: int,
+    *,
+    faults: bool = True,
+    servers: int = 0,
+    promises: Promises = PLAIN,
 ) -> None:
     """One random schedule; a failing one is replayed with this call."""
-    scenario = draw_scenario(make, seed, faults=faults)
+    scenario = draw_scenario(make, seed, faults=faults, servers=servers)
     try:
         run = scenario.cluster.run()
         _check_end(run, scenario.marks, make, promises, calm=not scenario.faults)
     except Exception as error:
-        if _nobody_left(error) and len(learners_hit(scenario.faults)) >= scenario.cluster.learners:
+        all_hit = learners_hit(scenario.faults) >= set(range(scenario.cluster.learners))
+        if _nobody_left(error) and all_hit:
             return
+        call = f"check_schedule(make, {seed}, faults={faults}, servers={servers})"
         raise AssertionError(
             f"seed {seed}: {type(error).__name__}: {error} "
             f"({scenario.cluster.learners} learners, {scenario.cluster.total} minibatches, faults "
-            f"{scenario.faults}; replay with check_schedule(make, {seed}, faults={faults}))"
+            f"{scenario.faults}; replay with {call})"
         ) from error
 
 
@@ -290,18 +302,21 @@ class Scenario:
     faults: list[Fault]
 
 
-def draw_scenario(make: Make, seed: int, *, faults: bool) -> Scenario:
+def draw_scenario(make: Make, seed: int, *, faults: bool, servers: int = 0) -> Scenario:
     """How many learners, how much work, who is slow, what goes wrong and when."""
     source = random.Random(seed)
     learners = source.randint(1, 5)
     total = max(learners, source.choice([learners, 7, 23, 40, 61]))
-    trouble = draw_faults(source, learners, 1.5 * total / learners + 2) if faults else []
+    trouble: list[Fault] = []
+    if faults:
+        trouble = draw_faults(source, learners, 1.5 * total / learners + 2, servers)
     slowness = {source.randrange(learners): 5.0} if source.random() < 0.4 else {}
     # Somebody may come late: one learner more than the run begins with.
-    marks = Marks(total, learners + 1, _RATE, alike=seed % 2 == 1)
+    marks = Marks(total, learners + servers + 1, _RATE, alike=seed % 2 == 1)
     cluster = ToyCluster(
         strategy=make(),
         learners=learners,
+        servers=servers,
         total=total,
         loss=marks,
         rate=_RATE,

@@ -37,8 +37,8 @@ class ToyCluster(Cluster):
         self._toys: list[ToyLearner] = []
         self._coverage = Coverage()
         self._start_coordinator()
-        for number in range(self.learners):
-            self._start_learner(number)
+        for address in self.members():
+            self._start(address)
         for fault in self.faults:
             self.kernel.at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         self.kernel.run()
@@ -59,7 +59,7 @@ class ToyCluster(Cluster):
     def _start_coordinator(self) -> None:
         node = SimulatedNode(self.kernel, COORDINATOR)
         timeout = 1e12 if self._patient else self.timeout
-        service = Service(node, self.journal, expected=self.learners, timeout=timeout)
+        service = Service(node, self.journal, expected=len(self.members()), timeout=timeout)
         self._service = service
 
         def work() -> None:
@@ -68,8 +68,8 @@ class ToyCluster(Cluster):
 
         node.spawn("serve", work)
 
-    def _start_learner(self, number: int) -> None:
-        node = self._node(learner(number))
+    def _start(self, address: Address) -> None:
+        node = self._node(address)
         toy = self.toy(node, self._coverage)
         toy.heartbeats = not self._patient
         toy.rebirth = self._rejoin
@@ -90,9 +90,9 @@ class ToyCluster(Cluster):
             self.kill_coordinator(fault.back_after)
             return
         if isinstance(fault, Join):
-            self._start_learner(fault.number)
+            self._start(learner(fault.number))
             return
-        living = [a for a in kernel.nodes if a.role == "learner" and a.number == fault.number]
+        living = [a for a in kernel.nodes if a != COORDINATOR and a.number == fault.number]
         for address in living:
             if isinstance(fault, Kill):
                 kernel.kill(address)

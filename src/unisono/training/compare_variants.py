@@ -10,6 +10,7 @@ from pathlib import Path
 
 from unisono.config import Config, OptimizerChoice, ValidationChoice, load
 from unisono.errors import UserError
+from unisono.strategies.registry import make
 
 BASELINE = "solo"
 OPTIMIZER = "optimizer"
@@ -81,7 +82,7 @@ class Plan:
                     yield self.job(out, variant, rate, seed)
 
     def job(self, out: Path, variant: Variant, rate: float, seed: int) -> ComparisonRun:
-        """One run. Solo has one learner; all else is as the base says."""
+        """One run as the base says, but solo has one learner, and servers need shards."""
         learners = "1" if variant.strategy == BASELINE else self.base.learners
         optimizer = self._optimizer(variant)
         chosen = {"learners": learners, "optimizer": optimizer}
@@ -98,6 +99,8 @@ class Plan:
             "validation.halves=true",
             *(f"strategy.{o}" for o in variant.options if not o.startswith(f"{OPTIMIZER}=")),
         ]
+        if self.base.servers and not make(variant.strategy, {}).has_shards:
+            sets.append("servers=0")
         config = load(None, sets, {"prep": self.base.prep})
         path = out / "runs" / variant.folder / f"{rate:g}" / str(seed)
         return ComparisonRun(variant, rate, seed, config, path)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from unisono.config import Config
 from unisono.data import Prep
 from unisono.errors import UserError
-from unisono.learner.checkpoint_files import DamagedError, check, load, read_part
+from unisono.learner.checkpoint_files import DamagedError, check, load, part_names, read_part
 from unisono.models import build, find
 from unisono.runs.directory import RunDirectory
 from unisono.training.builders import open_data, shape_of
@@ -50,7 +50,7 @@ def _newest(run: RunDirectory) -> Tensors:
     if loaded is None:
         raise UserError(f"{run.path} has neither a final model nor a checkpoint")
     try:
-        parts = sum(name.startswith("learner-") for name in check(loaded.folder)) // 2
+        parts = len(part_names(check(loaded.folder)))
         others = [read_part(loaded.folder, number)["model"] for number in range(1, parts)]
     except DamagedError as error:
         raise UserError(f"{loaded.folder}: {error}") from None

@@ -80,6 +80,8 @@ def plan_simulation(
         raise UserError(
             "processes_per_learner: learners with several processes cannot be simulated"
         )
+    if plan.base.servers:
+        raise UserError("servers: runs with servers cannot be simulated")
     return plan
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from unisono.config import Config, ObjectiveChoice, dump
 from unisono.data import Part, Prep, long_enough
 from unisono.errors import Diverged, ProcessLost, UserError
+from unisono.fabric import Address
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.background import now
 from unisono.launch.control import single_control
@@ -40,7 +41,7 @@ from unisono.runs.summary import (
     Summary,
 )
 from unisono.runs.tracking import Tracking, find_tracker
-from unisono.strategies.base import describe
+from unisono.strategies.base import check_servers, describe
 from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
 from unisono.training.builders import (
@@ -94,7 +95,7 @@ def train(
             config = decide_link_precision(config, out, resume=resume, several_hosts=several)
             return _train_with(partial(_train_on_cluster, ray), config, out.resolve(), resume, None)
     began = now() if began is None else began
-    if config.learner_range[1] == 1:
+    if config.learner_range[1] + config.servers == 1:
         return _train_with(_train_alone, config, out, resume, began)
     forks = forks and choose_device(config, 0).type == "cpu"
     if forks:
@@ -217,6 +218,8 @@ def check(config: Config) -> None:
     if strategy.name == "solo" and learners > 1:
         raise UserError(f"solo is for one learner, not for {learners}: choose another --strategy")
     check_processes(config)
+    if config.servers:
+        check_servers(strategy)
     prep = open_data(config)
     shape_of(config, prep)
     if config.validation.wanted and not prep.frames_of(Part.HELDOUT):
@@ -234,8 +237,13 @@ def check(config: Config) -> None:
             "smaller minibatches"
         )
     if not config.cluster:
-        check_memory(learners, config.processes_per_learner)
-        require_files(learners)
+        check_memory(learners, config.processes_per_learner, config.servers)
+        require_files(learners + config.servers)
+    elif config.servers:
+        raise UserError(
+            "--servers does not work on Ray clusters: start the run without --cluster, or leave "
+            "--servers out, and learners hold the shards"
+        )
 
 
 def note_start(run: RunDirectory, config: Config, time: float, *, simulated: bool = False) -> None:
@@ -294,6 +302,7 @@ def _train_together(
         outcome = Launch(
             command=command + (["--resume"] if resume else []),
             learners=config.first_learners,
+            servers=config.servers,
             timeout=config.timeout_s,
             began=began,
             metrics=run.metrics,
@@ -357,21 +366,27 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
     examples = committed_examples(config, open_data(config), outcome["newly_committed"])
     begun = max(place for place, e in enumerate(events) if e["event"] == "start")
     left = [e for e in events[begun:] if e["event"] == "left"]
+    served = [e for e in events[begun:] if e["event"] == "server_left"]
     checks = [e for e in events if e["event"] == "validation"]
     # Scores are told when they are done: the last one told need not be of the last model.
     last = max(checks, key=lambda e: e["global_examples"], default={})
     start_up = began_at(events, config.first_learners)
     wall = max((e["time"] for e in left), default=0.0) - start_up
     rounds = [e for e in events if e["event"] == "round"]
+    servers_lost = sum(Address.parse(who).serves for who in outcome["lost"])
     links = [
         LinkTraffic(sender=f"learner {e['learner']}", **link)
         for e in left
         for link in e.get("links", ())
     ]
+    links += [
+        LinkTraffic(sender=f"server {e['server']}", **link) for e in served for link in e["links"]
+    ]
     measured = [link for link in links if link.seconds > 0]
     return Summary(
         strategy=config.strategy_name,
         learners=config.first_learners,
+        servers=config.servers,
         optimizer=config.chosen_optimizer.value,
         seed=config.seed,
         epochs=config.epochs,
@@ -387,7 +402,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         minibatches=Minibatches(**outcome["minibatches"]),
         rounds=outcome["rounds"] or len(rounds),
         exchanges=_exchanges(config, [e for e in events if e["event"] == "exchanges"]),
-        bytes_sent=sum(e["bytes_sent"] for e in left),
+        bytes_sent=sum(e["bytes_sent"] for e in [*left, *served]),
         links=links,
         slowest_link=min(measured, key=lambda link: link.rate, default=None),
         slowest_learner=_slowest(events, left),
@@ -396,7 +411,8 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         staleness=_staleness(rounds),
         divergences=sum(e["event"] == "diverged" for e in run.read_metrics()),
         rate_factor=config.rate.factor,
-        learners_lost=len(outcome["lost"]),
+        learners_lost=len(outcome["lost"]) - servers_lost,
+        servers_lost=servers_lost,
         learners_joined=sum(e["event"] == "joined" and e["time"] > start_up for e in events),
         ended=_ended(outcome),
     )

@@ -20,7 +20,7 @@ from rich.text import Text
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from unisono.config import Config
+from unisono.config import ComputePrecision, Config
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.service import PATIENCE
 from unisono.data import Part, UtteranceSource
@@ -30,7 +30,13 @@ from unisono.fabric.local.stack_dump import allow_stack_dumps
 from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error
 from unisono.learner.arguments import warn_of_few_rounds
 from unisono.learner.learner import Learner
-from unisono.learner.placement import DIRECTORY, LEARNER, find_placement, stacks_file
+from unisono.learner.placement import (
+    DIRECTORY,
+    LEARNER,
+    SERVES,
+    find_placement,
+    stacks_file,
+)
 from unisono.learner.uncaught import install
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD, Schedule, Switched
@@ -109,8 +115,8 @@ class Worker:
     """Trains the model of a run's configuration, as one of its learners.
 
     ``local_number`` is this learner's place among those on its machine; there are ``local_count``
-    of them where others are elsewhere. With ``simulated`` it prints nothing, and keeps no
-    checkpoints.
+    of them where others are elsewhere. One that ``serves`` holds shards and trains
+    nothing. With ``simulated`` it prints nothing, and keeps no checkpoints.
     """
 
     def __init__(
@@ -120,6 +126,7 @@ class Worker:
         resume: bool,
         local_number: int = 0,
         local_count: int | None = None,
+        serves: bool = False,
         simulated: Simulated | None = None,
     ) -> None:
         self._run = run
@@ -131,9 +138,13 @@ class Worker:
         cores = max(1, (os.cpu_count() or 1) // beside)
         bound = len(os.sched_getaffinity(0))  # Open MPI gives a process one core
         torch.set_num_threads(self._config.threads or min(cores, bound))
+        self._serves = serves
         self._place = local_number * size
         self._helpers: Helpers | None = None
         self._device = choose_device(self._config, self._place)
+        if self._serves:  # it computes nothing but updates of its shards
+            torch.set_num_threads(1)
+            self._device = torch.device("cpu")
         self._prep = open_data(self._config)
         self._objective = objective_of(self._config)
         self._shape = shape_of(self._config, self._prep)
@@ -141,11 +152,13 @@ class Worker:
         if self._config.init:
             model.load_state_dict(load_file(run.initial_model))
         self._model = model.to(self._device)
-        self._precision = choose_precision(self._config.precision, self._device, self._model)
+        self._precision = ComputePrecision.FLOAT32
+        if not self._serves:
+            self._precision = choose_precision(self._config.precision, self._device, self._model)
         self._train = self._source(Part.TRAIN)
         checks = self._config.validation
         self._validator: Validator | None = None
-        if checks.wanted:
+        if checks.wanted and not self._serves:
             copy = build(self._config.model, seed=self._config.seed, **self._shape)
             self._heldout = self._source(Part.HELDOUT)
             self._validator = Validator(
@@ -166,7 +179,7 @@ class Worker:
             Diverged: this learner's steps or parameters are not finite.
         """
         try:
-            if self._config.processes_per_learner > 1:
+            if self._config.processes_per_learner > 1 and not self._serves:
                 self._helpers = Helpers(self._run, find_placement().number, self._place)
                 self._helpers.join(self._model, self._device, self._precision)
             self._learn()
@@ -203,7 +216,7 @@ class Worker:
             checkpoint_every=checkpoint_interval(config, epoch),
             keep=config.checkpoint.keep,
             resume=self._resume,
-            log=self._run.log(find_placement().number),
+            log=self._run.log(find_placement().number, "server" if self._serves else "learner"),
             quiet=True,
             reduce_gradients=(lambda: None) if self._helpers is None else self._helpers.reduce,
         ) as learner:
@@ -259,6 +272,7 @@ class Worker:
             f"model     {config.model}, {parameters:,} parameters",
             f"device    {self._device}, computing in {self._precision.value}",
             *([f"processes {processes} a learner"] if processes > 1 else []),
+            *([f"servers   {config.servers}, which hold the shards"] if config.servers else []),
             *([f"initial   the model of {config.init}"] if config.init else []),
             *self._describe_objective(),
             f"optimizer {config.chosen_optimizer.value}",
@@ -305,6 +319,10 @@ class Worker:
             print(validation.line(), flush=True)
 
     def _end(self, learner: Learner, rules: KaldiRecipe) -> None:
+        if self._serves:
+            sent = {"bytes_sent": learner.bytes_sent, "links": learner.links}
+            learner.event("server_left", **sent)
+            return
         totals = {
             "examples": learner.meter.examples,
             "data_wait_s": learner.meter.data_wait_s,
@@ -378,7 +396,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    name_process(f"learner {os.environ.get(LEARNER, '')}")
+    serves = SERVES in os.environ
+    name_process(f"{'server' if serves else 'learner'} {os.environ.get(LEARNER, '')}")
     install()
     log_to_terminal()
     number = int(os.environ.get(LEARNER, "0"))
@@ -388,7 +407,7 @@ def main() -> None:
     with exit_on_error():
         try:
             run = RunDirectory.open(options.run)
-            Worker(run, resume=options.resume, local_number=number).run()
+            Worker(run, resume=options.resume, local_number=number, serves=serves).run()
         # The process that started this one says what it does about a run that diverges.
         except Diverged:
             sys.exit(DIVERGED)

@@ -7,6 +7,7 @@ from unisono.runs.metrics import Event
 
 _UNTOLD = frozenset(
     {"train", "round", "status", "leaves", "consensus", "exchanges", "simulated", "strategy"}
+    | {"server_leaves"}
 )
 """Too many, or said by others."""
 
@@ -16,18 +17,20 @@ def describe(event: Event) -> str:
     name = event["event"]
     if name in _UNTOLD:
         return ""
-    who = f"learner {event['learner']}" if event["learner"] is not None else "the run"
+    who = f"server {event['server']}" if event.get("server") is not None else "the run"
+    if event["learner"] is not None:
+        who = f"learner {event['learner']}"
     reason = str(event.get("reason") or "")
     because = f": {reason}" if reason else ""
     match name:
         case "start":
             return "started"
-        case "joined":
+        case "joined" | "server_joined":
             host = event.get("host")
             return f"{who} joined" + (f" on {host} ({event.get('device')})" if host else "")
-        case "lost":
+        case "lost" | "server_lost":
             return f"{who} was lost{because}"
-        case "left":
+        case "left" | "server_left":
             return f"{who} left"
         case "failed":
             return f"{who} failed{because}"

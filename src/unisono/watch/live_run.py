@@ -112,7 +112,7 @@ class LiveRun:
         taker = self._takers.get(name)
         text = describe(event)
         if text:
-            bad = name in ("lost", "failed", "diverged")
+            bad = name in ("lost", "server_lost", "failed", "diverged")
             self.log.append((self._next_line, LogLine(time, text, bad)))
             self._next_line += 1
         if taker is not None:

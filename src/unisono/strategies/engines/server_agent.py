@@ -10,7 +10,7 @@ from unisono.coordinator.directives import (
     SendState,
     TakeSnapshot,
 )
-from unisono.coordinator.messages import Commit, Return, SnapshotTaken
+from unisono.coordinator.messages import PLAN, Commit, Return, SnapshotKept, SnapshotTaken
 from unisono.fabric import Address, Gone, MembersChanged, Message, Vector, encoded_nbytes, to_plain
 from unisono.pool.ranges import Ranges, merge
 from unisono.strategies.base import Replica, StateBundle, TrainedWork
@@ -326,6 +326,8 @@ class ServerAgent:
             if self.push_codec.unsent is not None:
                 kept.vectors[UNSENT] = self.push_codec.unsent.copy()
             self.kept = (keep, kept)
+            if self._fabric.address.serves:
+                self._fabric.post(PLAN, SnapshotKept())
         self._passed, self._cutting = self._cutting, None
         self._shard_store.retry()
         self._start()

@@ -94,7 +94,7 @@ class ServerParticipant(Participant):
         return self._entered
 
     def _check_bound(self) -> None:
-        learners = len(self.fabric.members().addresses())
+        learners = len(self.fabric.members().addresses().learners)
         least = self._settings.staleness(learners)
         if 0 < self._settings.bound < least:
             raise UserError(
@@ -176,7 +176,7 @@ class ServerParticipant(Participant):
 
     def _share(self) -> float:
         """Of this learner in the model: all of it while it trains alone."""
-        return 1.0 if self._alone else 1 / len(self.fabric.members().addresses())
+        return 1.0 if self._alone else 1 / len(self.fabric.members().addresses().learners)
 
     def _pull(self, *, wait: bool) -> None:
         if wait:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from unisono.fabric import Address, Vector
+from unisono.fabric import Address, Addresses, Vector
 from unisono.pool.ranges import Ranges
 from unisono.strategies.base import StateBundle, Updater
 
@@ -15,13 +15,17 @@ Age = tuple[int, int]
 """Generation and version of a copy."""
 
 
-def holder(shard: int, shards: int, members: Sequence[Address]) -> Address:
-    """Who holds a shard: a function of the members alone; neighbours lie with the same one."""
-    holders = min(shards, len(members))
-    return members[shard * holders // shards]
+def holder(shard: int, shards: int, members: Addresses) -> Address:
+    """Who holds a shard: a function of the members alone; neighbours lie with the same one.
+
+    Servers, as long as there are any.
+    """
+    able = members.servers or members
+    holders = min(shards, len(able))
+    return able[shard * holders // shards]
 
 
-def runs(numbers: Iterable[int], shards: int, members: Sequence[Address]) -> dict[Run, Address]:
+def runs(numbers: Iterable[int], shards: int, members: Addresses) -> dict[Run, Address]:
     """Shards in runs that lie side by side with one holder."""
     found: dict[Run, Address] = {}
     last: tuple[Run, Address] | None = None
