@@ -193,3 +193,12 @@ def test_a_waiting_thread_gets_its_own_message_only() -> None:
     for thread in threads:
         thread.join(60)
     assert got == {learner(n): n for n in range(5)}
+
+
+def test_a_member_that_joins_again_is_a_member_once() -> None:
+    here, there = (Member(learner(1), endpoint) for endpoint in ("here", "there"))
+    before = View(3, (Member(learner(0), "e"), here))
+    again = before.after(4, (there,), ())
+    assert again.members == (Member(learner(0), "e"), there)
+    assert again.addresses() == (learner(0), learner(1))
+    assert again.after(5, (), (learner(1),)).addresses() == (learner(0),)

@@ -75,9 +75,10 @@ class Addresses(tuple[Address, ...]):
         return address in self._places
 
     def changed(self, joined: Iterable[Address], gone: Iterable[Address]) -> Addresses:
-        """With some more and without some, as far as they are in it."""
+        """With some more and without some, as far as they are in it; each is in it once."""
         found = list(self)
-        for address in gone:
+        joined = list(joined)
+        for address in (*gone, *joined):
             place = bisect_left(found, address)
             if place < len(found) and found[place] == address:
                 del found[place]

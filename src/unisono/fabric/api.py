@@ -153,9 +153,9 @@ class View:
 def _changed(
     members: tuple[Member, ...], joined: tuple[Member, ...], gone: tuple[Address, ...]
 ) -> tuple[Member, ...]:
-    """Sorted members, with some more and without some."""
+    """Sorted members, with some more and without some; one that joins again replaces itself."""
     found = list(members)
-    for address in gone:
+    for address in (*gone, *(member.address for member in joined)):
         place = bisect_left(found, (address,))
         if place < len(found) and found[place].address == address:
             del found[place]

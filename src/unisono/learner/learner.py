@@ -485,12 +485,10 @@ class Learner:
                 self._report(rejoiner, progress)
 
     def _report(self, rejoiner: Rejoiner, progress: Progress) -> None:
-        if self._placement.serves:
-            return
-        with rejoiner.surviving():
-            self.meter.report(
-                progress.progress, progress.examples, self._optimizers.learning_rate()
-            )
+        if not self._placement.serves:
+            rate = self._optimizers.learning_rate()
+            with rejoiner.surviving():
+                self.meter.report(progress.progress, progress.examples, rate)
 
     def _need_rejoiner(self) -> Rejoiner:
         if self._rejoiner is None or not self._inside:

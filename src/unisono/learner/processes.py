@@ -2,7 +2,7 @@
 
 Process 0 is the learner. Before each minibatch it tells the others which one it is, and sends its
 parameters; each process loads and computes its slice; the gradients are added up at process 0,
-whose strategy and optimizer act as ever. So whatever a round, a resumption or a new life writes
+whose strategy and optimizer act as ever. So whatever a round, a resumption or a rejoin writes
 into the model reaches all processes with the next minibatch.
 """
 
