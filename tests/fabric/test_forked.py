@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.alive import is_alive
 from support.commands import until
 
 PARENT = """
@@ -91,10 +92,3 @@ def test_it_dies_with_its_parent(parent: list[str], tmp_path: Path) -> None:
     process.stdin.close()
     process.wait(100)
     until(lambda: not is_alive(child))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

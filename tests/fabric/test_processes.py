@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.alive import is_alive
 from support.processes import Parent, Processes, ProcessesFailed, distributed_test
 
 
@@ -108,7 +109,7 @@ start_and_die(Path({str(tmp_path)!r}))"""
     subprocess.run([sys.executable, "-c", code], env=path, check=True, timeout=200)
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 100
-    while Path(f"/proc/{pid}").exists():
+    while is_alive(pid):
         assert time.monotonic() < deadline, "it lives"
         time.sleep(0.01)
 

@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch.utils.data import (
 )
 
 import unisono
+from support.alive import is_alive
 from support.loops import (
     BATCH,
     DYNAMIC_AVERAGING,
@@ -121,7 +121,7 @@ def test_workers_use_all_that_the_loader_says(context: str) -> None:
     pids = set().union(*(batch[2] for batch in batches))
     assert len(pids) == 2 and os.getpid() not in pids
     assert all(batch[3] == {10 + batch[4]} for batch in batches)
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -285,7 +285,7 @@ def test_breaking_out_ends_workers_that_are_busy() -> None:
             learner.step(loss_of(model, batch[:2]))
             break
     assert time.monotonic() - began < 20
-    assert not any(_alive(pid) for pid in batch[2])
+    assert not any(is_alive(pid) for pid in batch[2])
 
 
 def test_workers_end_when_their_learner_is_gone() -> None:
@@ -306,11 +306,11 @@ def test_workers_end_when_their_learner_is_gone() -> None:
     process.start()
     assert ours.poll(20)
     pids = ours.recv()
-    assert all(_alive(pid) for pid in pids)
+    assert all(is_alive(pid) for pid in pids)
     process.kill()
     process.join()
     deadline = time.monotonic() + 100
-    while any(_alive(pid) for pid in pids):
+    while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -429,14 +429,6 @@ def test_no_data() -> None:
         pytest.raises(unisono.UserError, match="no examples"),
     ):
         learner.draw([], batch_size=4)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 class Epochs:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.alive import is_alive
 from unisono.launch.local import Launch
 
 SCRIPT = """
@@ -76,14 +77,6 @@ def test_a_learner_with_workers_is_killed(context: str, strategy: str, tmp_path:
     learner, *workers = json.loads((tmp_path / "pids.json").read_text())
     assert len(workers) == 2 and learner not in workers
     deadline = time.monotonic() + 100
-    while any(_alive(pid) for pid in workers):
+    while any(is_alive(pid) for pid in workers):
         assert time.monotonic() < deadline, "its workers did not end"
         time.sleep(0.01)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

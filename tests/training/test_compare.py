@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from support.alive import is_alive
 from support.commands import Command, until
 from unisono.config import Config
 from unisono.data import FrameSource, Part, Prep, halve, synthesise
@@ -306,7 +307,7 @@ def test_a_killed_comparison_leaves_no_process_and_goes_on(
     (child,) = begun.children("train")
     os.kill(begun.process.pid, signal.SIGKILL)
     begun.process.wait()
-    until(lambda: not Path(f"/proc/{child}").exists(), what="its run to die with it")
+    until(lambda: not is_alive(child), what="its run to die with it")
     done = (solo / "summary.json").stat().st_mtime_ns
     again = start(*command)
     assert again.wait() == 0, again.output()

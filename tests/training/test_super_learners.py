@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from support.alive import is_alive
 from support.commands import Command, check_coverage, lines_of, summary_of, until
 from unisono.config import Config, load
 from unisono.data import Part
@@ -214,7 +215,7 @@ def test_a_killed_run_that_resumes_ends_with_the_same_bytes(
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.wait()
     for pid in helpers:
-        until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), what="a helper to be gone")
+        until(lambda pid=pid: not is_alive(pid), what="a helper to be gone")
     assert not RunDirectory(broken).model.exists(), "the run was over before it was killed"
     resumed = start("train", "--out", broken, "--resume")
     assert resumed.wait() == 0, resumed.output()
@@ -252,7 +253,7 @@ def test_a_death_of_one_process_is_that_of_its_learner(
     until(lambda: lines_of(out / "logs" / "learner-1.log") > 5, what="learner 1 to train")
     helper = processes(command, "learner 1.1")[0]
     os.kill(processes(command, victim)[0], signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{helper}").exists(), what="the helper to be gone")
+    until(lambda: not is_alive(helper), what="the helper to be gone")
     until(lambda: lines_of(out / "logs" / "learner-2.log") > 5, what="learner 2 to train")
     assert command.wait() == 0, command.output()
     output = command.output()
@@ -280,7 +281,7 @@ def test_a_learner_alone_says_that_it_has_lost_a_process(
     assert command.wait() == 2
     line = "unisono: process 2 of learner 0 was lost (killed by SIGKILL); go on from a checkpoint"
     assert command.output().splitlines()[-1].startswith(line)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
+    assert not any(is_alive(pid) for pid in others)
 
 
 @pytest.mark.long
