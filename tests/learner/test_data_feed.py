@@ -38,6 +38,7 @@ from support.loops import (
 from unisono.learner.data_feed import DataFeed, as_source
 from unisono.learner.planner import Minibatch
 from unisono.learner.positions import Positions
+from unisono.learner.slices import WHOLE
 from unisono.learner.workers import Workers, WorkerSettings
 from unisono.simulation import Pause, run_loops
 
@@ -452,3 +453,9 @@ def test_data_that_differs_by_epoch_is_told_the_epoch_of_the_position() -> None:
             indices, epoch = feed.load(Minibatch(position))
             assert indices == positions.indices(position).tolist()
             assert epoch == position // positions.per_epoch
+
+
+def test_a_learner_of_one_process_gets_what_the_sampler_gave() -> None:
+    """Not a slice of it: a slice of lhotse's CutSet is a list."""
+    given = {"a": 1, "b": 2, "c": 3}
+    assert WHOLE.of(given) is given

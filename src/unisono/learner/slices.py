@@ -44,7 +44,7 @@ class Slices:
         return (self._start(count, self.rank + 1) - self._start(count, self.rank)) / count
 
     def _is_whole(self, count: int) -> bool:
-        return not self.split or count < 2 * self.size
+        return self.size == 1 or not self.split or count < 2 * self.size
 
     def _start(self, count: int, rank: int) -> int:
         each, more = divmod(count, self.size)
