@@ -321,7 +321,7 @@ def test_learners_of_one_machine_take_its_gpus_in_turn(
 ) -> None:
     made: list[int] = []
 
-    def note(run: object, *, resume: bool, local_number: int = 0) -> Any:
+    def note(run: object, *, local_number: int, **_: Any) -> Any:
         made.append(local_number)
         raise UserError("that is all")
 
