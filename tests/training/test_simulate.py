@@ -17,6 +17,7 @@ from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
 from unisono.simulation.hosts import read_hosts
 from unisono.training.simulation_plan import read_slow
+from unisono.training.worker import schedule_of
 
 QUICK = ["minibatch=64", "network.hidden=[16]", "network.context=1", "network.dropout=0.1"]
 HOSTS = """
@@ -292,3 +293,31 @@ def test_costs_of_a_run_are_found_again(small: Path, tmp_path: Path) -> None:
     assert found.shared_memory.bandwidth_mbit == pytest.approx(200, rel=0.1)
     with pytest.raises(UserError, match="has another network than what is to be simulated"):
         simulate(small, *common, *runs, "--out", tmp_path / "other")
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "averaging:sharding=static", "gossip-random"])
+def test_the_rate_is_scaled_by_the_learners_that_are_left(
+    strategy: str, small: Path, tmp_path: Path
+) -> None:
+    """Two of four die: a step of one that is left counts for 1/2, no longer for 1/4."""
+    machines = "\n".join(f'[[host]]\nname = "host-{n}"\nlearners = 1\n' for n in range(4))
+    deaths = "\n".join(f'[[fault]]\nkind = "death"\nhost = "host-{n}"\nat_s = 10\n' for n in (1, 3))
+    hosts = tmp_path / "hosts.toml"
+    head = HOSTS.partition("[[host]]")[0].replace("sgd = 10", "sgd = 1000")
+    network = "[network]\nbandwidth_mbit = 1000\nlatency_ms = 0.1\n"
+    hosts.write_text(f"{head}{network}{machines}{deaths}")
+    out = tmp_path / "out"
+    simulate(small, "--hosts", hosts, "--strategies", strategy, "--out", out, "--epochs", 2)
+    folder = strategy.replace(":", "_")
+    (run,) = (path for path in out.iterdir() if path.is_dir() and folder[:9] in path.name)
+    directory = RunDirectory(run)
+    config = directory.read_config()
+    trained = [event for event in directory.read_metrics() if event["event"] == "train"]
+    begun = [event for event in trained if event["time"] < 10]
+    left = [event for event in trained if event["time"] > 10 + 2 * config.timeout_s]
+    for events, members in ((begun, 4), (left, 2)):
+        schedule = schedule_of(config, members)
+        assert events
+        for event in events:
+            wanted = schedule.rate(event["progress"])
+            assert event["learning_rate"] == pytest.approx(wanted), members

@@ -60,8 +60,7 @@ class Learner:
             called once, with all epochs.
         seed: for the order of the data; the same for all learners.
         prefetch: minibatches to load ahead, in the background.
-        checkpoints: a directory for checkpoints, and for ``metrics.jsonl`` with the events of the
-            run.
+        checkpoints: a directory for checkpoints and ``metrics.jsonl``, the events of the run.
         checkpoint_every: examples (of all learners) between checkpoints; 0: once per epoch.
         keep: how many checkpoints to keep.
         resume: continue from the newest complete checkpoint, if there is one.
@@ -215,9 +214,8 @@ class Learner:
         """Ends the loops of all learners early, for example when validation gets no better.
 
         No more minibatches are handed out. Those that learners have are still trained, so that all
-        end with the same model: with ``averaging`` up to four more rounds, with ``allreduce`` some
-        steps, with ``solo`` none. Then the loops end as after the last epoch, and ``is_leader`` is
-        true on one learner. A checkpoint can be resumed as if there had been no stop.
+        end with the same model (``averaging``: up to four more rounds). Then the loops end as after
+        the last epoch, and ``is_leader`` is true on one learner. A checkpoint can be resumed.
         """
         rejoiner = self._need_rejoiner()
         with rejoiner.surviving():
@@ -294,6 +292,11 @@ class Learner:
         return 0.0 if self._progress is None else self._progress.progress
 
     @property
+    def members(self) -> int:
+        """How many learners are in the run now. Static sharding: those of the current round."""
+        return self.learners if self._progress is None else self._progress.members
+
+    @property
     def epoch(self) -> int:
         """The epoch that the run was in when the current minibatch was handed out, from 0."""
         return 0 if self._progress is None else self._progress.epoch
@@ -312,10 +315,7 @@ class Learner:
         return self._session.stepper.is_leader or self._rejoiner.leads
 
     def event(self, name: str, **fields: Any) -> None:
-        """Adds a line to the run's metrics: ``metrics.jsonl`` in ``checkpoints``.
-
-        ``unisono report`` draws its numbers in a chart for each name.
-        """
+        """Adds a line to ``checkpoints/metrics.jsonl``; ``unisono report`` draws its numbers."""
         if self._inside and self._rejoiner is not None and self._progress is not None:
             told = {"global_examples": self._progress.examples, **event_fields(name, fields)}
             with self._rejoiner.surviving():

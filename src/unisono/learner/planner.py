@@ -54,6 +54,8 @@ class Minibatch(NamedTuple):
     Static sharding: the same for all learners at the same step of a round, and so are learning
     rates that depend on it.
     """
+    members: int = 1
+    """How many learners are in the run. Static sharding: those of the round."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,17 @@ class Planner:
             place = cut(whole, index, index + 1)[0][0]
             if step < steps - 1:
                 reached = cut(whole, (step + 1) * members - 1, (step + 1) * members)[0][1]
-                yield Minibatch(position, sync_round, place=place, reached=reached)
+                yield Minibatch(position, sync_round, place=place, reached=reached, members=members)
             else:
-                yield Minibatch(position, sync_round, end, place=place, reached=whole[-1][1])
+                yield Minibatch(
+                    position, sync_round, end, place=place, reached=whole[-1][1], members=members
+                )
         if part:
             return
         if self.round_plan.lockstep:
-            yield Minibatch(whole[0][0], sync_round, end, stand_in=True, reached=whole[-1][1])
+            yield Minibatch(
+                whole[0][0], sync_round, end, True, reached=whole[-1][1], members=members
+            )
         else:
             yield end
 
@@ -162,7 +168,8 @@ class Planner:
                 return
             assert not isinstance(answer, Wait)
             for position in _positions(answer.ranges):
-                yield Minibatch(position, place=position, reached=position + 1)
+                members = len(self.fabric.members().addresses().learners)
+                yield Minibatch(position, place=position, reached=position + 1, members=members)
 
     def _serving(self) -> Iterator[Item]:
         """A server trains nothing: it is told when the pool is empty."""

@@ -31,6 +31,11 @@ class Progress:
         return self._reached / self._positions.total
 
     @property
+    def members(self) -> int:
+        """How many learners the run had when the current minibatch was handed out."""
+        return 1 if self.current is None else self.current.members
+
+    @property
     def examples(self) -> int:
         return self._positions.examples_before(self._reached)
 

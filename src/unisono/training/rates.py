@@ -45,14 +45,18 @@ def chosen_schedule(config: Config) -> ScheduleChoice:
     return make(config.strategy_name, config.strategy_options).schedule
 
 
-def make_schedule(config: Config) -> Schedule:
+def make_schedule(config: Config, learners: int | None = None) -> Schedule:
     """The schedule that the configuration names.
+
+    Args:
+        config: of the run.
+        learners: so many take part; by default those that the run begins with.
 
     Raises:
         UserError: the warm-up is longer than the run.
     """
     rate = config.rate
-    start, factor = config.start_rate * rate.factor, rate_factor(config)
+    start, factor = config.start_rate * rate.factor, rate_factor(config, learners)
     if rate.warmup > config.epochs:
         raise UserError(
             f"rate.warmup is {rate.warmup:g} epochs, and the run has {config.epochs}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
@@ -74,9 +75,12 @@ STATISTICS = 50
 log = logging.getLogger("unisono")
 
 
-def schedule_of(config: Config) -> Schedule:
-    """The schedule of a run; that of a solo run while one learner trains alone at the start."""
-    schedule = make_schedule(config)
+def schedule_of(config: Config, learners: int | None = None) -> Schedule:
+    """The schedule for so many learners, by default those that the run begins with.
+
+    While one of them trains alone at the start, it is that of a solo run.
+    """
+    schedule = make_schedule(config, learners)
     alone = strategy_of(config).round_plan(config.minibatch).alone
     if alone == 0:
         return schedule
@@ -170,7 +174,7 @@ class Worker:
                 None if simulated is None else simulated.clock,
             )
         torch.manual_seed(self._config.seed)
-        self._schedule = schedule_of(self._config)
+        self._schedule = functools.cache(partial(schedule_of, self._config))
 
     def run(self) -> None:
         """Trains to the end; the learner that leads writes the model.
@@ -191,7 +195,7 @@ class Worker:
 
     def _learn(self) -> None:
         config = self._config
-        optimizer = make_optimizer(config, self._model, self._schedule.rate(0.0))
+        optimizer = make_optimizer(config, self._model, self._schedule().rate(0.0))
         minibatch = examples_in(config, config.minibatch)
         rules = KaldiRecipe(
             config,
@@ -268,7 +272,7 @@ class Worker:
         processes = config.processes_per_learner
         lines = [
             *learner.describe(),
-            f"schedule  {self._schedule.describe()}",
+            f"schedule  {self._schedule().describe()}",
             f"model     {config.model}, {parameters:,} parameters",
             f"device    {self._device}, computing in {self._precision.value}",
             *([f"processes {processes} a learner"] if processes > 1 else []),

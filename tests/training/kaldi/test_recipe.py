@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def made(*sets: str) -> tuple[KaldiRecipe, Averaging, Any, nn.Sequential, torch.
     config = load(None, [*KALDI, *sets], {})
     model = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.1), nn.Linear(5, 3))
     optimizer = make_optimizer(config, model, 0.0)
-    rules = KaldiRecipe(config, model, optimizer, make_schedule(config), 1000, config.minibatch)
+    schedule = partial(make_schedule, config)
+    rules = KaldiRecipe(config, model, optimizer, schedule, 1000, config.minibatch)
     strategy = rules.strategy(Averaging(every=50, sharding=Sharding.STATIC))
     assert isinstance(strategy, Averaging)
     return rules, strategy, Learner(model), model, optimizer
@@ -159,7 +161,7 @@ def test_learners_ramp_up_and_the_rate_with_them(number: int) -> None:
     assert config.first_learners == 1
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
     optimizer = make_optimizer(config, model, 0.0)
-    schedule = make_schedule(config)
+    schedule = partial(make_schedule, config)
     rules = KaldiRecipe(config, model, optimizer, schedule, 1000, 10, ask=asked.append)
     strategy = rules.strategy(Averaging(every=50, sharding=Sharding.STATIC))
     assert isinstance(strategy, Averaging)
@@ -216,7 +218,7 @@ def test_each_rule_can_be_turned_off() -> None:
         assert len(list(rules.parts(torch.zeros(6, 5), torch.zeros(6)))) == 1
     assert rules.states == []
     whole = load(None, ["learners=4", "strategy.name=averaging"], {})
-    unruled = KaldiRecipe(whole, model, optimizer, make_schedule(whole), 1000, 10)
+    unruled = KaldiRecipe(whole, model, optimizer, partial(make_schedule, whole), 1000, 10)
     plain = unruled.strategy(Averaging(every=50, sharding=Sharding.STATIC))
     assert isinstance(plain, Averaging) and isinstance(plain.selection, AllModels)
 

@@ -24,7 +24,6 @@ from unisono.training.kaldi.kaldi_schedule import (
     progress_in,
     round_count,
 )
-from unisono.training.rates import rate_factor
 
 
 def check_recipe(config: Config) -> None:
@@ -132,8 +131,8 @@ class CountedKeepGood(KeepGood):
 class KaldiRecipe:
     """Rates, dropout, bounds and minibatches of each round, and the models that rounds end with.
 
-    Without the recipe the learning rate follows its schedule from minibatch to minibatch, and that
-    is all.
+    Without the recipe the learning rate follows its schedule from minibatch to minibatch, for as
+    many learners as are in the run, and that is all.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class KaldiRecipe:
         config: Config,
         model: nn.Module,
         optimizer: Optimizer,
-        schedule: Schedule,
+        schedule: Callable[[int], Schedule],
         examples: int,
         minibatch: int,
         ask: Callable[[int], None] = lambda learners: None,
@@ -152,7 +151,7 @@ class KaldiRecipe:
             config: Of the run.
             model: What is trained.
             optimizer: By what.
-            schedule: Of the learning rate.
+            schedule: Of the learning rate, for so many learners.
             examples: Of one epoch.
             minibatch: Examples of a minibatch.
             ask: Asks for so many learners, where they ramp up.
@@ -164,7 +163,6 @@ class KaldiRecipe:
         self._first, self._most = config.first_learners, config.learner_range[1]
         self._ramps = config.recipe.enabled and config.recipe.first_learners > 0
         self._members = 0
-        self._growth = 1.0  # of the rate, since those that the run began with
         self._decay = decay_of(config)
         self._minibatch, self._ask = minibatch, ask
         self._per_epoch = math.ceil(examples / minibatch)
@@ -200,8 +198,8 @@ class KaldiRecipe:
             self._begin_round(learner)
         if self._recipe.enabled and self._recipe.rate_by_round:
             seen = progress_in(self._seen, self._share * self._members / self._total)
-        rate = self._schedule.rate(seen)
-        rate *= self._growth
+        members = self._members if self._recipe.enabled else learner.members
+        rate = self._schedule(members).rate(seen)
         if self._gentle:  # Kaldi's loss is a sum, so half a minibatch steps half as far; a mean's
             rate /= 2  # gradient is as long for a half as for the whole
         for group in self._optimizer.param_groups:
@@ -261,7 +259,6 @@ class KaldiRecipe:
             reached = round(learner.progress * self._total)  # with the first step of each learner
             self._seen = max(reached - self._members, 0) / self._total
         self._round = learner.rounds
-        self._growth = rate_factor(self._config, self._members) / rate_factor(self._config)
         if self._recipe.divide_decay:
             for group in self._optimizer.param_groups:
                 group["weight_decay"] = self._decay * self._first / self._members
