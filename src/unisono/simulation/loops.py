@@ -91,7 +91,7 @@ def run_loops(
         What the coordinator knows at the end.
 
     Raises:
-        Stuck: nobody can go on, or ``limit`` passed.
+        DeadlockError: nobody can go on, or ``limit`` passed.
     """
     loops = _Loops(
         loop,
