@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.coordinator.pace import OVERHEAD
+from unisono.coordinator.pace import MOST_SHARE, OVERHEAD
 from unisono.fabric import Addresses, Fabric, learner
 from unisono.fabric.simulated.kernel import Kernel, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
@@ -215,8 +215,13 @@ def test_it_goes_on_without_a_neighbour_that_dies() -> None:
     assert [a.number for a in run.state.lost] == [2]
 
 
-def test_where_exchanges_cost_more_than_the_overhead_they_are_rarer() -> None:
-    """100 examples a second, and an exchange that takes the agent half a second."""
+@pytest.mark.parametrize(
+    ("seconds", "every"),
+    [(0.1, 0.1 * 100 / OVERHEAD), (0.5, MOST_SHARE * 4), (5.0, 5.0 * 100)],
+    ids=["as the overhead allows", "no rarer than helps", "as the links carry them"],
+)
+def test_where_exchanges_cost_more_they_are_rarer(seconds: float, every: float) -> None:
+    """100 examples a second in minibatches of 4, and an exchange that takes so many seconds."""
     kernel = Kernel()
     node = SimulatedNode(kernel, learner(0))
     found: list[int] = []
@@ -230,9 +235,9 @@ def test_where_exchanges_cost_more_than_the_overhead_they_are_rarer() -> None:
                 pace.trained(4)
                 done += 4
             found.append(pace.every)
-            pace.exchanged(0.5)
+            pace.exchanged(seconds)
 
     kernel.main(node, work)
     kernel.run()
     assert found[0] == 4
-    assert found[-1] == pytest.approx(0.5 * 100 / OVERHEAD, rel=0.05)
+    assert found[-1] == pytest.approx(every, rel=0.05)

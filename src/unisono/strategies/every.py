@@ -14,8 +14,6 @@ from unisono.coordinator.pace import LEAST_SHARE, OVERHEAD, PaceSchedule
 from unisono.errors import UserError
 
 AUTO = "auto"
-MOST = 16384
-"""Examples between two exchanges, however much one costs."""
 _SCHEDULE = re.compile(r"0:[1-9]\d*( [1-9]\d*:[1-9]\d*)*")
 
 
