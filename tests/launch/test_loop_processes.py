@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from support import processes_loop, whole_model
 from support.learner_logs import read_logs
@@ -32,6 +33,7 @@ from unisono.launch.script import launch_script
 from unisono.learner.data_feed import DataFeed, as_source
 from unisono.learner.learner import Learner
 from unisono.learner.placement import LEARNER
+from unisono.learner.planner import Minibatch
 from unisono.learner.slices import Slices
 
 pytestmark = pytest.mark.timeout(240)
@@ -232,6 +234,14 @@ def test_slices_are_even_and_their_weights_add_up() -> None:
 def test_data_without_indices_is_refused() -> None:
     with pytest.raises(UserError, match="split minibatches by the indices"):
         DataFeed(as_source(Stream(), 2), 1, 0, Slices(0, 2))
+
+
+def test_what_a_sampler_gives_without_slices_is_refused() -> None:
+    data = TensorDataset(torch.zeros(10, 1))
+    source = as_source(DataLoader(data, batch_sampler=[set(range(4)), set(range(4, 8))]), None)
+    assert len(DataFeed(source, 1, 0).load(Minibatch(0))[0]) == 4
+    with pytest.raises(UserError, match="gives a set, which has no slices: have it give lists"):
+        DataFeed(source, 1, 0, Slices(0, 2)).load(Minibatch(0))
 
 
 class Stream:
