@@ -94,6 +94,16 @@ def test_two_learners_of_two_processes_train_as_two_learners(tmp_path: Path, way
     check_same(two / "model.pt", one / "model.pt")
 
 
+def test_statistics_of_batch_norm_after_two_backward_passes(tmp_path: Path) -> None:
+    """The running mean of the input is that of whole minibatches."""
+    means = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        train(*loop(folder, "twice-averaging"), learners=1, processes=processes)
+        means.append(torch.load(folder / "model.pt")["0.running_mean"])
+    torch.testing.assert_close(means[1], means[0], rtol=1e-5, atol=1e-6)
+
+
 def test_a_model_in_two_parts_trains_as_the_whole_one(tmp_path: Path) -> None:
     """The example with PyTorch's pipelining, against a plain loop."""
     one, two = tmp_path / "one.pt", tmp_path / "two.pt"
