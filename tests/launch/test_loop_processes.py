@@ -181,6 +181,18 @@ def test_an_error_of_one_process_ends_the_run(
     assert "ValueError: a bug of one process alone" in capfd.readouterr().err
 
 
+def test_two_steps_on_one_minibatch_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The other processes would compute the second gradient with the parameters of the first."""
+    words = loop(tmp_path / "run", "steps-averaging")
+    outcome, _ = launch(*words, learners=1, processes=3)
+    assert outcome.failed and outcome.reason.endswith("of learner 0 failed (exit status 2)")
+    said = capfd.readouterr().err
+    assert said.count("unisono: backward after optimizer.step() on the same minibatch") == 1
+    assert "Traceback" not in said
+
+
 # Told apart by the launcher.
 
 
