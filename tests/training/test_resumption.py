@@ -68,6 +68,31 @@ def test_what_is_not_can_be(change: str, trained: Path, prep: Path) -> None:
     check_resumable(RunDirectory(trained), config(prep, "epochs=1", change))
 
 
+def test_the_command_that_began_a_run_resumes_it(
+    prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing of what the run has decided by itself."""
+    begun = ["strategy.name=averaging", "learners=2"]
+    decided = ["strategy.every=0:1024 6:2048", "strategy.precision=int8", "rate.factor=0.5"]
+    run = RunDirectory.create(tmp_path / "run", config(prep, *begun, *decided))
+    (run.checkpoints / "00000001").mkdir()
+
+    found: list[Config] = []
+
+    def stops(forks: bool, run: RunDirectory, config: Config, *_: Any) -> None:
+        found.append(config)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(training, "_train_together", stops)
+    for now in ([], ["strategy.every=auto"], ["rate.factor=0.25"]):
+        with pytest.raises(UserError, match="far enough"):
+            train(config(prep, *begun, *now), run.path, resume=True)
+    assert [each.rate.factor for each in found] == [0.5, 0.5, 0.25]
+    assert [each.strategy for each in found] == [run.read_config().strategy] * 3
+    with pytest.raises(UserError, match="trained with strategy.every = 0:1024 6:2048; --resume"):
+        train(config(prep, *begun, "strategy.every=512"), run.path, resume=True)
+
+
 def test_a_run_without_checkpoints_may_change_all(prep: Path, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config(prep))
     check_resumable(run, config(prep, "optimizer=adamw", "seed=3"))
