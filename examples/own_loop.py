@@ -19,6 +19,7 @@ import unisono
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--strategy", default=None)  # the word that decides how learners agree
+parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--checkpoints", default=None)
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
@@ -41,7 +42,6 @@ model = nn.Sequential(nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Lin
 model.to(device)
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=100, gamma=0.9)
 scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)
 accumulate = 2  # minibatches a step
 
@@ -61,9 +61,10 @@ with unisono.Learner(
     options.strategy,
     checkpoints=options.checkpoints,
     resume=options.resume,
-    extra_state={"scheduler": scheduler, "scaler": scaler},
+    extra_state={"scaler": scaler},
 ) as learner:
-    for step, (x, y) in enumerate(learner.draw(train, epochs=4), start=1):
+    scheduler = learner.scheduler(optimizer, lambda progress: 0.2**progress)
+    for step, (x, y) in enumerate(learner.draw(train, epochs=options.epochs), start=1):
         with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = criterion(model(x.to(device)), y.to(device)) / accumulate
         last = step % accumulate == 0

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from unisono.errors import UserError
+from unisono.launch import ray_cluster
 from unisono.launch.ray_actors import CoordinatorActor, Report, ReportKind
 from unisono.launch.ray_cluster import MOST_STILLBORN, ClusterRun
 from unisono.launch.ray_engine import NODE_LABEL
 from unisono.launch.ray_output import print_end
-
-OVER = {"over": True, "failure": None, "lost": [], "joined": 2}
-READY = Report(ReportKind.READY, "", "alpha", "node-1", 7)
-FINISHED = Report(ReportKind.FINISHED, "", "alpha", "node-1", 7)
-Part = list[Any]
-"""What a learner's two calls come to: reports or exceptions; shorter: it goes no further."""
+from unisono.launch.respawn import LONGEST_PAUSE_S, MOST
 
 
 class Death(Exception):  # noqa: N818
@@ -31,16 +28,31 @@ class Bug(Exception):  # noqa: N818
     pass
 
 
+OVER = {"over": True, "failure": None, "lost": [], "joined": 2}
+READY = Report(ReportKind.READY, "", "alpha", "node-1", 7)
+FINISHED = Report(ReportKind.FINISHED, "", "alpha", "node-1", 7)
+DEATH = Death("because its worker process has died. Exit type: ...")
+IDLE_S = 2 * LONGEST_PAUSE_S
+Part = list[Any]
+"""What a learner's two calls come to: reports or exceptions; shorter: it goes no further."""
+
+
 @dataclass
 class Engine:
-    """In place of Ray: learner n does as ``parts[n]`` says; the coordinator ends with the last."""
+    """In place of Ray: learner n does as ``parts[n]`` says.
+
+    The coordinator ends when nothing has happened for ``IDLE_S`` seconds of the engine's clock.
+    """
 
     parts: Callable[[int], Part]
     told: Any = field(default_factory=lambda: dict(OVER))
     coordinator_first: bool = False
     """Its end is heard of before the ends of the learners."""
     nodes_there: tuple[str, ...] = ("node-1", "node-2")
+    clock: float = 0.0
     killed: list[int] = field(default_factory=list)
+    started: list[float] = field(default_factory=list)
+    """When each learner was."""
     options_of: list[dict[str, Any]] = field(default_factory=list)
     exceptions: ClassVar[Any] = SimpleNamespace(
         RayActorError=Death, RayTaskError=Bug, RayError=Exception
@@ -49,6 +61,7 @@ class Engine:
     _events: deque[tuple[str, Any]] = field(default_factory=deque)
     _values: dict[tuple[str, Any], Any] = field(default_factory=dict)
     _count: int = 0
+    _last: float = 0.0
     _run: str = ""
 
     def get_runtime_context(self) -> Any:
@@ -75,6 +88,7 @@ class Engine:
             number, self._count = self._count, self._count + 1
             self._run = arguments[-1]
             self.options_of.append(options)
+            self.started.append(self.clock)
             for name, value in zip(("prepared", "ended"), self.parts(number), strict=False):
                 self._values[name, number] = value
                 self._events.append((name, number))
@@ -88,15 +102,18 @@ class Engine:
         )
 
     def wait(
-        self, references: list[Any], num_returns: int = 1, **_: Any
+        self, references: list[Any], num_returns: int = 1, timeout: float = 0.0
     ) -> tuple[list[Any], list[Any]]:
         served = [("served", 0)]
         found = [event for event in self._events if event in references][:num_returns]
         hurries = self.coordinator_first and not any(name == "prepared" for name, _ in self._events)
-        if served[0] in references and (hurries or not found):
+        is_idle = self.clock - self._last > IDLE_S
+        if served[0] in references and (hurries or (is_idle and not found)):
             return served, []
         for event in found:
             self._events.remove(event)
+            self._last = self.clock
+        self.clock += 0.0 if found else timeout
         return found, []
 
     def get(self, reference: Any) -> Any:
@@ -116,9 +133,19 @@ def _call(reference: Any) -> Any:
     return SimpleNamespace(remote=lambda: reference)
 
 
-def run(engine: Engine, least: int = 2, most: int = 2) -> tuple[Any, list[str]]:
+def run(
+    engine: Engine, least: int = 2, most: int = 2, *, respawn: bool = True
+) -> tuple[Any, list[str]]:
     lines: list[str] = []
-    whole = ClusterRun(ray=engine, work=SimpleNamespace(), least=least, most=most, say=lines.append)  # type: ignore[arg-type]
+    whole = ClusterRun(
+        ray=engine,
+        work=SimpleNamespace(),  # type: ignore[arg-type]
+        least=least,
+        most=most,
+        respawn=respawn,
+        say=lines.append,
+        clock=lambda: engine.clock,
+    )
     return whole.run(), lines
 
 
@@ -140,14 +167,55 @@ def test_the_dead_and_the_cut_off_are_replaced_under_new_numbers() -> None:
     fates: dict[int, Part] = {
         0: [READY, Death("because its worker process has died. Exit type: ...")],
         1: [READY, Report(ReportKind.CUT_OFF, "silence", "alpha", "node-1")],
+        2: [READY],
     }
     engine = Engine(lambda number: fates.get(number, [READY, FINISHED]))
     outcome, lines = run(engine)
     assert not outcome.failed
     assert outcome.lost == ["learner 0", "learner 1"]
-    assert "learner 0 was lost (its worker process has died); the others go on" in lines
-    assert "learner 1 was cut off (silence); the others go on" in lines
+    lost = "learner 0 was lost (its worker process has died); the others go on; learner 2 replaces"
+    assert f"{lost} it in 1 s" in lines
+    cut_off = "learner 1 was cut off (silence); the others go on; learner 3 replaces it in 2 s"
+    assert cut_off in lines
     assert len(engine.options_of) == 4
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_one_that_dies_again_and_again_is_replaced_after_pauses_and_up_to_a_limit(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "has_begun", lambda directory, least: begun)
+
+    def parts(number: int) -> Part:
+        assert number < 50, "started again without end"
+        return [READY, DEATH] if number else [READY]
+
+    engine = Engine(parts)
+    outcome, lines = run(engine)
+    pauses = [after - before for before, after in pairwise(engine.started[1:])]
+    wanted = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *[LONGEST_PAUSE_S] * 4]
+    assert pauses == pytest.approx(wanted, abs=1.0)
+    last = f"learner {MOST + 1} was lost (its worker process has died); the others go on"
+    assert lines[-1] == f"{last}; after {MOST} replacements it is not replaced"
+    assert outcome.failed is not begun
+    assert outcome.reason == ("" if begun else "1 of 2 learners are left, too few to begin")
+
+
+def test_learners_of_a_machine_that_has_gone_are_replaced_at_once() -> None:
+    engine = Engine(
+        lambda number: [READY, Death("because its node has died.")] if number < 12 else [],
+        nodes_there=("node-2",),
+    )
+    run(engine, most=12)
+    assert len(engine.started) == 24 and engine.started[-1] < 1.0
+
+
+def test_without_replacements_a_run_that_cannot_begin_ends() -> None:
+    outcome, lines = run(
+        Engine(lambda number: [READY, DEATH] if number else [READY]), respawn=False
+    )
+    assert outcome.reason == "1 of 2 learners are left, too few to begin"
+    assert lines[-1] == "learner 1 was lost (its worker process has died); the others go on"
 
 
 def test_those_that_die_before_they_are_ready_are_tried_a_few_times() -> None:

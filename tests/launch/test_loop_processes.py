@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from support import processes_loop, whole_model
 from support.learner_logs import read_logs
@@ -32,6 +33,7 @@ from unisono.launch.script import launch_script
 from unisono.learner.data_feed import DataFeed, as_source
 from unisono.learner.learner import Learner
 from unisono.learner.placement import LEARNER
+from unisono.learner.planner import Minibatch
 from unisono.learner.slices import Slices
 
 pytestmark = pytest.mark.timeout(240)
@@ -90,6 +92,16 @@ def test_two_learners_of_two_processes_train_as_two_learners(tmp_path: Path, way
     train(*loop(one, way.rpartition("-")[2]), learners=2, processes=1)
     train(*loop(two, way), learners=2, processes=2)
     check_same(two / "model.pt", one / "model.pt")
+
+
+def test_statistics_of_batch_norm_after_two_backward_passes(tmp_path: Path) -> None:
+    """The running mean of the input is that of whole minibatches."""
+    means = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        train(*loop(folder, "twice-averaging"), learners=1, processes=processes)
+        means.append(torch.load(folder / "model.pt")["0.running_mean"])
+    torch.testing.assert_close(means[1], means[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_in_two_parts_trains_as_the_whole_one(tmp_path: Path) -> None:
@@ -169,6 +181,18 @@ def test_an_error_of_one_process_ends_the_run(
     assert "ValueError: a bug of one process alone" in capfd.readouterr().err
 
 
+def test_two_steps_on_one_minibatch_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The other processes would compute the second gradient with the parameters of the first."""
+    words = loop(tmp_path / "run", "steps-averaging")
+    outcome, _ = launch(*words, learners=1, processes=3)
+    assert outcome.failed and outcome.reason.endswith("of learner 0 failed (exit status 2)")
+    said = capfd.readouterr().err
+    assert said.count("unisono: backward after optimizer.step() on the same minibatch") == 1
+    assert "Traceback" not in said
+
+
 # Told apart by the launcher.
 
 
@@ -232,6 +256,14 @@ def test_slices_are_even_and_their_weights_add_up() -> None:
 def test_data_without_indices_is_refused() -> None:
     with pytest.raises(UserError, match="split minibatches by the indices"):
         DataFeed(as_source(Stream(), 2), 1, 0, Slices(0, 2))
+
+
+def test_what_a_sampler_gives_without_slices_is_refused() -> None:
+    data = TensorDataset(torch.zeros(10, 1))
+    source = as_source(DataLoader(data, batch_sampler=[set(range(4)), set(range(4, 8))]), None)
+    assert len(DataFeed(source, 1, 0).load(Minibatch(0))[0]) == 4
+    with pytest.raises(UserError, match="gives a set, which has no slices: have it give lists"):
+        DataFeed(source, 1, 0, Slices(0, 2)).load(Minibatch(0))
 
 
 class Stream:

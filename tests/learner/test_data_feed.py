@@ -38,7 +38,7 @@ from support.loops import (
 from unisono.learner.data_feed import DataFeed, as_source
 from unisono.learner.planner import Minibatch
 from unisono.learner.positions import Positions
-from unisono.learner.slices import WHOLE
+from unisono.learner.slices import WHOLE, Slices
 from unisono.learner.workers import Workers, WorkerSettings
 from unisono.simulation import Pause, run_loops
 
@@ -459,3 +459,31 @@ def test_a_learner_of_one_process_gets_what_the_sampler_gave() -> None:
     """Not a slice of it: a slice of lhotse's CutSet is a list."""
     given = {"a": 1, "b": 2, "c": 3}
     assert WHOLE.of(given) is given
+
+
+class Whole(Dataset[Any]):
+    """Of whole minibatches."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, place: int) -> Any:
+        return torch.full((4, 1), float(place))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_may_give_whole_minibatches(workers: int) -> None:
+    loader = DataLoader(Whole(), batch_size=None, shuffle=True, num_workers=workers)
+    model = torch.nn.Linear(1, 1)
+    with unisono.Learner(model, sgd(model)) as learner:
+        seen = [int(batch[0]) for batch in learner.draw(loader, epochs=2)]
+    assert sorted(seen) == sorted([*range(10)] * 2)
+
+
+def test_whole_minibatches_cannot_be_split_over_processes() -> None:
+    source = as_source(DataLoader(Whole(), batch_size=None), None)
+    batch = DataFeed(source, 1, 0, Slices(0, 2, split=False)).load(Minibatch(3))
+    assert batch.tolist() == [[3.0]] * 4
+    with pytest.raises(unisono.UserError, match="split minibatches by the indices") as caught:
+        DataFeed(source, 1, 0, Slices(0, 2))
+    assert "\n" not in str(caught.value)

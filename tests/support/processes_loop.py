@@ -28,6 +28,8 @@ EXAMPLES, MINIBATCH = 970, 33
 WRAPPED, LOADED = "ddp-", "workers-"
 """Before the name of a strategy: the model is in DistributedDataParallel, too, or the data comes
 from workers of the DataLoader."""
+TWICE, STEPS = "twice-", "steps-"
+"""Two backward passes on each minibatch for one step, with batch norm; or a step after each."""
 PER_EPOCH = -(-EXAMPLES // MINIBATCH)
 WAYS: dict[str, Callable[[], Strategy]] = {
     "averaging": lambda: unisono.Averaging(every=99, sharding=unisono.Sharding.STATIC),
@@ -43,9 +45,12 @@ def make_data() -> TensorDataset:
     return TensorDataset(x, (x @ torch.randn(16, 4, generator=generator)).argmax(1))
 
 
-def make_model(dropout: float) -> nn.Module:
+def make_model(way: str) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 4))
+    if way.startswith(TWICE):
+        return nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 4))
+    dropout = nn.Dropout(0.2 if way == "dropout" else 0.0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), dropout, nn.Linear(32, 4))
 
 
 def loss_of(model: nn.Module, minibatch: list[Tensor]) -> Tensor:
@@ -62,9 +67,9 @@ def meet(end: str) -> None:
 def train(folder: Path, way: str, epochs: int, victim: list[str]) -> None:
     """The leader writes the consensus."""
     process = int(os.environ[PROCESS])
-    model = make_model(0.2 if way == "dropout" else 0.0)
+    model = make_model(way)
     if process > 0:
-        nn.init.zeros_(model[0].weight)  # type: ignore[index]  # whatever it has, it gets others
+        nn.init.zeros_(model[-1].weight)  # type: ignore[index]  # whatever it has, it gets others
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     strategy = WAYS[way.rpartition("-")[2]]()
     workers = 2 if way.startswith(LOADED) else 0
@@ -78,6 +83,10 @@ def train(folder: Path, way: str, epochs: int, victim: list[str]) -> None:
         if way.startswith(WRAPPED):
             net = DistributedDataParallel(model, process_group=learner.process_group)
         for step, minibatch in enumerate(learner.draw(loader, epochs=epochs)):
+            if way.startswith(TWICE):
+                learner.backward(loss_of(net, minibatch), accumulate=True)
+            elif way.startswith(STEPS):
+                learner.step(loss_of(net, minibatch))
             loss = loss_of(net, minibatch)
             if victim[:3] == [str(learner.number), str(process), str(step)]:
                 meet(victim[3])

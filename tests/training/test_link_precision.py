@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from unisono.config import Config, load
+from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
 from unisono.training.link_precision import decide_link_precision, with_link_precision
 from unisono.training.resumption import check_resumable
@@ -59,6 +60,22 @@ def test_a_run_stays_as_it_began_when_it_is_resumed(tmp_path: Path, began: bool,
     again = decide_link_precision(recorded, out, resume=True, several_hosts=now)
     assert precision(again) == ("int8" if began else None)
     check_resumable(run, again)
+
+
+@pytest.mark.parametrize("now", [False, True], ids=["one host", "several hosts"])
+def test_the_command_that_began_a_run_resumes_it(tmp_path: Path, now: bool) -> None:
+    """The file of a job script knows nothing of what was decided; what it says must fit."""
+    out = tmp_path / "run"
+    first = decide_link_precision(config(), out, resume=True, several_hosts=True)
+    run = RunDirectory.create(out, first, resume=True)
+    (run.checkpoints / "00000001").mkdir()
+    again = decide_link_precision(config(), out, resume=True, several_hosts=now)
+    assert precision(again) == "int8"
+    check_resumable(run, again)
+    other = config("strategy.precision=float32")
+    other = decide_link_precision(other, out, resume=True, several_hosts=now)
+    with pytest.raises(UserError, match=r"strategy.precision = int8; --resume cannot change it"):
+        check_resumable(run, other)
 
 
 def test_a_run_that_is_resumed_before_it_began_is_a_new_one(tmp_path: Path) -> None:

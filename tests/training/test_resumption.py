@@ -13,7 +13,7 @@ from unisono.coordinator.messages import Command, Join
 from unisono.data import Part, Prep
 from unisono.errors import UserError
 from unisono.fabric import learner
-from unisono.launch.coordinator_main import JOURNAL, OUTCOME, read_outcome
+from unisono.launch.coordinator_main import JOURNAL, OUTCOME, has_begun, read_outcome
 from unisono.runs.directory import RunDirectory
 from unisono.training import train as training
 from unisono.training.builders import committed_examples
@@ -66,6 +66,31 @@ def test_what_is_in_the_state_cannot_be_changed(
 )  # fmt: skip
 def test_what_is_not_can_be(change: str, trained: Path, prep: Path) -> None:
     check_resumable(RunDirectory(trained), config(prep, "epochs=1", change))
+
+
+def test_the_command_that_began_a_run_resumes_it(
+    prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing of what the run has decided by itself."""
+    begun = ["strategy.name=averaging", "learners=2"]
+    decided = ["strategy.every=0:1024 6:2048", "strategy.precision=int8", "rate.factor=0.5"]
+    run = RunDirectory.create(tmp_path / "run", config(prep, *begun, *decided))
+    (run.checkpoints / "00000001").mkdir()
+
+    found: list[Config] = []
+
+    def stops(forks: bool, run: RunDirectory, config: Config, *_: Any) -> None:
+        found.append(config)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(training, "_train_together", stops)
+    for now in ([], ["strategy.every=auto"], ["rate.factor=0.25"]):
+        with pytest.raises(UserError, match="far enough"):
+            train(config(prep, *begun, *now), run.path, resume=True)
+    assert [each.rate.factor for each in found] == [0.5, 0.5, 0.25]
+    assert [each.strategy for each in found] == [run.read_config().strategy] * 3
+    with pytest.raises(UserError, match=r"trained with strategy.every = 0:1024 6:2048; --"):
+        train(config(prep, *begun, "strategy.every=512"), run.path, resume=True)
 
 
 def test_a_run_without_checkpoints_may_change_all(prep: Path, tmp_path: Path) -> None:
@@ -155,3 +180,16 @@ def test_an_outcome_that_was_not_written_is_in_the_journal(tmp_path: Path) -> No
     assert (found["joined"], found["over"], found["failure"]) == (1, False, None)
     (tmp_path / OUTCOME).write_text('{"joined": 7}')
     assert read_outcome(tmp_path, 1) == {"joined": 7}
+
+
+def test_whether_a_run_has_begun_is_in_the_journal(tmp_path: Path) -> None:
+    """Of a coordinator that is writing the next line."""
+    assert not has_begun(tmp_path, 1)
+    journal = FileJournal(tmp_path / JOURNAL)
+    journal.append([Command(learner(0), Join(""), 0, "session")])
+    journal.close()
+    with (tmp_path / JOURNAL).open("ab") as file:
+        file.write(b"half a li")
+    before = (tmp_path / JOURNAL).read_bytes()
+    assert has_begun(tmp_path, 1) and not has_begun(tmp_path, 2)
+    assert (tmp_path / JOURNAL).read_bytes() == before

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
+import tempfile
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,18 @@ def read_outcome(directory: Path, expected: int) -> dict[str, Any]:
         return outcome
     except (OSError, ValueError):
         return outcome_of(recover(open_journal(directory), expected))
+
+
+def has_begun(directory: Path, expected: int) -> bool:
+    """Whether the run of a coordinator on this machine has begun, by its journal.
+
+    It reads a copy: whoever opens a journal repairs its end, and the coordinator may be writing.
+    """
+    with tempfile.TemporaryDirectory() as copy:
+        with suppress(FileNotFoundError):
+            shutil.copy(directory / JOURNAL, copy)
+        with closing(open_journal(Path(copy))) as journal:
+            return recover(journal, expected).started
 
 
 def _began(directory: Path, now: float) -> float:

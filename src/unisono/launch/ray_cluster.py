@@ -14,12 +14,15 @@ from typing import Any
 
 from unisono.config import LinksConfig
 from unisono.errors import UserError
+from unisono.fabric.local.background import now
 from unisono.fabric.network.auth import make_credentials
+from unisono.launch.coordinator_main import has_begun
 from unisono.launch.learner_job import LearnerJob
 from unisono.launch.local import GRACE_S, Outcome
 from unisono.launch.ray_actors import CoordinatorActor, LearnerActor, Report, ReportKind, folders_of
 from unisono.launch.ray_engine import NODE_LABEL, living_nodes
 from unisono.launch.ray_output import ClusterOutput
+from unisono.launch.respawn import Respawn
 from unisono.learner.placement import (
     COORDINATOR_AT,
     CREDENTIALS,
@@ -59,8 +62,9 @@ class ClusterRun:
 
     All ``most`` learners are asked for at once: Ray places those for which there is room, spread
     over the machines, and the others when a machine joins. The run begins with ``least``. One that
-    dies is replaced by a newcomer with a number of its own. The coordinator is on this machine,
-    and is started again by Ray whenever it dies.
+    dies is replaced by a newcomer with a number of its own, after a pause and up to the limit of
+    ``respawn.py``; one whose machine has gone, at once. The coordinator is on this machine, and is
+    started again by Ray whenever it dies.
     """
 
     ray: Any
@@ -77,9 +81,13 @@ class ClusterRun:
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     on_turn: Callable[[], None] = lambda: None
     """Called twice a second."""
+    clock: Callable[[], float] = now
     _learners: dict[int, _Learner] = field(default_factory=dict, init=False)
     _next: int = field(default=0, init=False)
     _unfit: dict[str, str] = field(default_factory=dict, init=False)
+    _respawns: Respawn = field(default_factory=Respawn, init=False)
+    _due: dict[int, float] = field(default_factory=dict, init=False)
+    """When learners will be started that replace others."""
     _stillborn: int = field(default=0, init=False)
     _closing: bool = field(default=False, init=False)
     _lost: list[str] = field(default_factory=list, init=False)
@@ -101,7 +109,7 @@ class ClusterRun:
             self._endpoint = self._find_coordinator()
             self._served = self._coordinator.serve.remote()
             for _ in range(self.most):
-                self._start_learner()
+                self._start_learner(self._new_number())
             return self._watch()
         finally:
             for learner in self._learners.values():
@@ -137,8 +145,11 @@ class ClusterRun:
         self.say(f"coordinator is at {endpoint.split()[0]}")
         return endpoint
 
-    def _start_learner(self) -> None:
+    def _new_number(self) -> int:
         number, self._next = self._next, self._next + 1
+        return number
+
+    def _start_learner(self, number: int) -> None:
         environment = {
             COORDINATOR_AT: self._endpoint,
             **self._told,
@@ -166,6 +177,7 @@ class ClusterRun:
             waiting = {learner.next: learner for learner in self._learners.values()}
             found, _ = self.ray.wait([self._served, *waiting], timeout=TURN_S)
             self.on_turn()
+            self._start_due()
             if not found:
                 waited = waited + TURN_S if self._waits_for_room else 0.0
                 if waited >= NEWS_S:
@@ -186,7 +198,7 @@ class ClusterRun:
 
     @property
     def _waits_for_room(self) -> bool:
-        return self._placed < self.least and not self._closing
+        return self._placed < min(self.least, len(self._learners)) and not self._closing
 
     def _hear(self, learner: _Learner) -> None:
         """Something has happened to a learner."""
@@ -216,8 +228,8 @@ class ClusterRun:
         elif report.kind is ReportKind.UNFIT:
             self._avoid(report)
         elif report.kind is ReportKind.CUT_OFF:
-            self.say(f"learner {learner.number} was cut off ({report.text}); the others go on")
-            self._replace(learner)
+            line = f"learner {learner.number} was cut off ({report.text}); the others go on"
+            self.say(line + self._replace(learner))
         elif report.kind is ReportKind.DIVERGED:
             self._replace(learner)
 
@@ -229,13 +241,40 @@ class ClusterRun:
             if self._stillborn >= MOST_STILLBORN:
                 self._failure = f"{self._stillborn} learners died before they were ready: {reason}"
                 return
-        self.say(f"learner {learner.number} was lost ({reason}); the others go on")
-        self._replace(learner)
+        line = f"learner {learner.number} was lost ({reason}); the others go on"
+        self.say(line + self._replace(learner))
 
-    def _replace(self, learner: _Learner) -> None:
+    def _replace(self, learner: _Learner) -> str:
+        """Sees to a newcomer, if there is to be one; what is to be said of it."""
         self._lost.append(f"learner {learner.number}")
-        if self.respawn and not self._closing:
-            self._start_learner()
+        if self._closing:
+            return ""
+        pause = self._pause_after(learner) if self.respawn else None
+        if pause is not None:
+            number = self._new_number()
+            self._due[number] = self.clock() + pause
+            return f"; learner {number} replaces it in {pause:g} s"
+        self._check_enough()
+        count = self._respawns.count
+        return f"; after {count} replacements it is not replaced" if self.respawn else ""
+
+    def _pause_after(self, learner: _Learner) -> float | None:
+        """Deaths count unless the machine has gone: that is no fault of its learners."""
+        nodes = {node.id for node in living_nodes(self.ray)}
+        if learner.place is not None and learner.place.node not in nodes:
+            return 0.0
+        return self._respawns.pause(self.clock())
+
+    def _check_enough(self) -> None:
+        """Nobody replaces a learner: a run that has not begun may be unable to."""
+        left = len(self._learners) + len(self._due)
+        if left < self.least and not has_begun(self._directory, self.least):
+            self._failure = f"{left} of {self.least} learners are left, too few to begin"
+
+    def _start_due(self) -> None:
+        for number in [number for number, when in self._due.items() if when <= self.clock()]:
+            del self._due[number]
+            self._start_learner(number)
 
     def _avoid(self, report: Report) -> None:
         """That machine gets no more learners."""
@@ -245,7 +284,7 @@ class ClusterRun:
         if all(node.id in self._unfit for node in living_nodes(self.ray) if node.cores):
             self._failure = f"no machine can do the work; {report.host}: {report.text}"
         elif not self._closing:
-            self._start_learner()
+            self._start_learner(self._new_number())
 
     def _remove(self, learner: _Learner) -> None:
         del self._learners[learner.number]
@@ -254,6 +293,7 @@ class ClusterRun:
     def _close(self) -> None:
         """Somebody has finished: who has no place yet need not come any more."""
         self._closing = True
+        self._due.clear()
         for learner in [each for each in self._learners.values() if each.place is None]:
             self._remove(learner)
 

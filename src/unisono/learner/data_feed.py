@@ -89,8 +89,7 @@ class DataFeed:
     """Loads minibatches, in this process or in workers, ``window`` minibatches ahead."""
 
     def __init__(self, source: DataSource, epochs: int, seed: int, slices: Slices = WHOLE) -> None:
-        sliced = slices.size > 1 and slices.split
-        if sliced and isinstance(source.batches, BatchedDataset | StreamedBatches):
+        if slices.is_split and isinstance(source.batches, BatchedDataset | StreamedBatches):
             raise UserError(
                 "the processes of a learner split minibatches by the indices of their examples, "
                 "and this data has none: give draw() a dataset with __len__ and __getitem__, or a "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.errors import UserError
 from unisono.learner.arguments import chosen_optimizers
 from unisono.learner.data_feed import DataFeed
 from unisono.learner.learner import Learner
@@ -25,10 +26,21 @@ class HelperProcess(Learner):
     def __init__(self, model: nn.Module, optimizer: Any, *rest: Any, **options: Any) -> None:
         super().__init__(model, optimizer, *rest, **{**options, "log": None})
         optimizers = chosen_optimizers(model, optimizer)
-        self._optimizers = Optimizers(optimizers, lambda: False, lambda: None)
+        self._optimizers = Optimizers(optimizers, self._before_update, lambda: None)
+        self._is_stale = False
+        """Whether process 0 has changed the parameters since it sent them."""
+
+    def _before_update(self) -> bool:
+        self._is_stale = True
+        return False
 
     def backward(self, loss: torch.Tensor, *, accumulate: bool = False) -> None:
         """As in process 0, to which the gradients go."""
+        if self._is_stale:
+            raise UserError(
+                "backward after optimizer.step() on the same minibatch: the processes of a learner "
+                "share parameters once a minibatch; take one step on each, or use one process"
+            )
         torch.autograd.backward(self._processes.share_of(loss))
         self._processes.add_up()
 
@@ -49,6 +61,9 @@ class HelperProcess(Learner):
                 break
             if turn.restarted:
                 self._optimizers.restart()
+            if self._optimizers.half_done:
+                self._optimizers.finish_update()
+            self._is_stale = False
             yield turn.minibatch, feed.load(turn.minibatch)
         if turn.finished:
             progress.finish()

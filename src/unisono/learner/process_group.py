@@ -89,6 +89,11 @@ class ProcessGroup:
             for work in [dist.reduce(t.detach(), 0, async_op=True) for t in tensors]:
                 work.wait()
 
+    def sum_for_all(self, tensor: Tensor) -> None:
+        """All processes get the sum over them."""
+        with breaking():
+            dist.all_reduce(tensor)
+
     def close(self) -> None:
         """Gives connections back, so that this process can make another group."""
         dist.destroy_process_group()
@@ -104,7 +109,7 @@ class SharedModel:
         pairs = [(norm.running_mean, norm.running_var) for norm in norms]
         self._statistics = [t for pair in pairs for t in pair if t is not None]
         self._before: list[Tensor] = []
-        """The statistics before the step."""
+        """The statistics before the forward pass, the same everywhere."""
 
     def share(self) -> None:
         """Before a step: everybody gets the parameters and buffers of process 0."""
@@ -112,25 +117,32 @@ class SharedModel:
         self._before = [statistic.clone() for statistic in self._statistics]
 
     def add_up(self, weight: float) -> None:
-        """After the backward pass: process 0 gets the sum of the gradients.
-
-        The running statistics of batch norm change by the sum of the changes, each with the
-        ``weight`` of its process.
-        """
+        """After a backward pass: process 0 gets the sum of the gradients."""
         trained = [p for p in self._storage.parameters if p.requires_grad]
         missing = [p for p in trained if p.grad is None]
         for parameter in missing:
             parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in trained if p.grad is not None]
-        # Copies: the strategy's agent may take a snapshot of the model at any time.
-        pairs = list(zip(self._statistics, self._before, strict=True))
-        changes = [(statistic - before) * weight for statistic, before in pairs]
-        self._group.add_up([*gradients, *changes])
-        for (statistic, before), change in zip(pairs, changes, strict=True):
-            statistic.copy_(before + change)
+        self._group.add_up([p.grad for p in trained if p.grad is not None])
         for parameter in missing:
             if parameter.grad is not None and not bool(parameter.grad.any()):
                 parameter.grad = None  # no process has used it
+        if self._statistics:
+            self._merge_statistics(weight)
+
+    def _merge_statistics(self, weight: float) -> None:
+        """The running statistics of batch norm change by the sum of the changes.
+
+        Each counts with the ``weight`` of its process. Another forward pass of the same minibatch
+        may follow, so all processes get them.
+        """
+        # Copies: the strategy's agent may take a snapshot of the model at any time.
+        pairs = list(zip(self._statistics, self._before, strict=True))
+        changes = torch.cat([(now - before).flatten() * weight for now, before in pairs])
+        self._group.sum_for_all(changes)
+        parts = torch.split(changes, [before.numel() for before in self._before])
+        for (statistic, before), change in zip(pairs, parts, strict=True):
+            before += change.view_as(before)
+            statistic.copy_(before)
 
 
 @contextmanager

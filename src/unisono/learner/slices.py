@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from unisono.errors import UserError
+
 PROCESS = "UNISONO_PROCESS"
 PROCESSES = "UNISONO_PROCESSES"
 
@@ -30,12 +32,28 @@ class Slices:
         return cls(int(given.get(PROCESS, "0")), int(given.get(PROCESSES, "1")), split)
 
     def of(self, examples: Any) -> Any:
-        """Those of this process."""
-        count = len(examples)
-        if self._is_whole(count):
+        """Those of this process.
+
+        Raises:
+            UserError: they are to be split and cannot be.
+        """
+        if not self.is_split:
             return examples
-        start = self._start(count, self.rank)
-        return examples[start : self._start(count, self.rank + 1)]
+        try:
+            count = len(examples)
+            if self._is_whole(count):
+                return examples
+            return examples[self._start(count, self.rank) : self._start(count, self.rank + 1)]
+        except TypeError:
+            raise UserError(
+                "the processes of a learner split the minibatches of the sampler, and this one "
+                f"gives a {type(examples).__name__}, which has no slices: have it give lists"
+            ) from None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a minibatch is split over several processes."""
+        return self.size > 1 and self.split
 
     def weight(self, count: int) -> float:
         """The share of a minibatch of so many examples that this process has."""
@@ -44,7 +62,7 @@ class Slices:
         return (self._start(count, self.rank + 1) - self._start(count, self.rank)) / count
 
     def _is_whole(self, count: int) -> bool:
-        return self.size == 1 or not self.split or count < 2 * self.size
+        return not self.is_split or count < 2 * self.size
 
     def _start(self, count: int, rank: int) -> int:
         each, more = divmod(count, self.size)

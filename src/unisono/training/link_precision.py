@@ -10,6 +10,7 @@ from unisono.runs.directory import RunDirectory
 from unisono.strategies.averaging import Averaging
 from unisono.strategies.base import Sharding
 from unisono.strategies.registry import make
+from unisono.training.resumption import as_decided
 
 BETWEEN_HOSTS = Precision.INT8
 """A quarter of the bytes, and what is rounded off is sent with the next round."""
@@ -18,9 +19,9 @@ BETWEEN_HOSTS = Precision.INT8
 def decide_link_precision(
     config: Config, out: Path, *, resume: bool, several_hosts: bool
 ) -> Config:
-    """Decides when a run begins; one that goes on stays as it is, wherever its learners are now."""
+    """Decides when a run begins; one that goes on keeps what it has decided, wherever it is now."""
     if resume and RunDirectory(out).config.is_file():
-        return config
+        return as_decided(config, RunDirectory(out).read_config())
     return with_link_precision(config, several_hosts=several_hosts)
 
 

@@ -8,6 +8,7 @@ from unisono.config import Config
 from unisono.errors import UserError
 from unisono.learner.checkpoint_files import checkpoints
 from unisono.runs.directory import RunDirectory
+from unisono.strategies.every import AUTO
 
 FREE = (
     "prep", "learners", "processes_per_learner", "cluster", "epochs", "threads", "device",
@@ -16,6 +17,24 @@ FREE = (
     "rate.retries", "validation", "checkpoint", "links",
 )  # fmt: skip
 """Keys, and tables, that a resumption may change; the others are in the state of the run."""
+
+
+def as_decided(config: Config, before: Config) -> Config:
+    """The configuration with what the run has decided by itself, where that is not given.
+
+    A run writes it into its own ``config.toml``, and not into the file that it was begun with:
+    the numbers in which models travel, the pace of rounds, and the factor of the learning rate
+    after a divergence.
+    """
+    rate, strategy, decided = config.rate, dict(config.strategy), before.strategy_options
+    if "factor" not in rate.model_fields_set:
+        rate = rate.model_copy(update={"factor": before.rate.factor})
+    if before.strategy_name == config.strategy_name:
+        if "precision" in decided:
+            strategy.setdefault("precision", decided["precision"])
+        if isinstance(decided.get("every"), str) and strategy.get("every", AUTO) == AUTO:
+            strategy["every"] = decided["every"]
+    return config.model_copy(update={"rate": rate, "strategy": strategy})
 
 
 def check_resumable(run: RunDirectory, config: Config) -> None:

@@ -94,6 +94,7 @@ def train(
             several = len({node.host for node in living_nodes(ray)}) > 1
             config = decide_link_precision(config, out, resume=resume, several_hosts=several)
             return _train_with(partial(_train_on_cluster, ray), config, out.resolve(), resume, None)
+    config = decide_link_precision(config, out, resume=resume, several_hosts=False)
     began = now() if began is None else began
     if config.learner_range[1] + config.servers == 1:
         return _train_with(_train_alone, config, out, resume, began)
