@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -98,3 +99,20 @@ def test_ctrl_c_ends_the_processes_without_a_traceback(tmp_path: Path) -> None:
         start_new_session=True,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("error", [EOFError(), BlockingIOError(11, "try again")])
+def test_a_process_that_cannot_be_started_is_told_in_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that forks them ends with an error, or starting one does: too many processes."""
+
+    def refuse(process: object) -> None:
+        raise error
+
+    monkeypatch.setattr(multiprocessing.get_context("forkserver").Process, "start", refuse)
+    with (
+        WorkerPool(2, start, 1) as pool,
+        pytest.raises(UserError, match="no worker process can be started"),
+    ):
+        list(pool.map(add, range(4)))

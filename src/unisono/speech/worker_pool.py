@@ -62,7 +62,7 @@ class WorkerPool(Generic[State]):
             chunk: Items that travel together.
 
         Raises:
-            UserError: A process was killed.
+            UserError: A process was killed, or could not be started.
         """
         if self._executor is None:
             for item in items:
@@ -92,8 +92,7 @@ class WorkerPool(Generic[State]):
 
         source = iter(items)
         while batch := list(islice(source, chunk)):
-            with _one_thread_each():
-                waiting.append(pool.submit(_run, task, batch))
+            waiting.append(_submit(pool, task, batch))
             if len(waiting) > _AHEAD * self._processes:
                 yield from first_results()
         while waiting:
@@ -114,6 +113,20 @@ class WorkerPool(Generic[State]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _submit(
+    pool: ProcessPoolExecutor, task: Callable[..., Any], batch: list[Any]
+) -> Future[tuple[list[Any], float]]:
+    """Hands a batch to the processes, of which one more may be started for it."""
+    try:
+        with _one_thread_each():
+            return pool.submit(_run, task, batch)
+    except (EOFError, OSError):  # EOFError: the server that forks them has died of it
+        raise UserError(
+            "no worker process can be started, perhaps because there are too many processes or too "
+            "little memory: end other programs, or use fewer --processes"
+        ) from None
 
 
 def _run(task: Callable[[Any, Item], Result], items: list[Item]) -> tuple[list[Result], float]:
