@@ -73,10 +73,8 @@ class ServerAgent:
         """A checkpoint's number and this member's part of it, until the learner has taken it."""
         self.applied = 0
         """Pushes of this learner that were applied."""
-        self.number = 0
-        """Of its last push."""
         self.push_codec = PushCodec(settings.precision)
-        self._pulls = self._late = 0
+        self._pushes = self._pulls = self._late = 0
         self._push: Push | None = None
         self._began = 0.0
         self._cutting: int | None = None
@@ -151,8 +149,8 @@ class ServerAgent:
                 self._push.number = -self._pulls
             else:
                 self._draining = False
-                self.number += 1
-                self._push.number = self.number
+                self._pushes += 1
+                self._push.number = self._pushes
                 self.push_codec.begin(self._push.update)
             self._began = self._fabric.now()
             self._send_pieces()
@@ -322,7 +320,7 @@ class ServerAgent:
         if self._cutting is None:
             return
         if keep == self._cutting:
-            kept = self._shard_store.export(self.applied, self.number)
+            kept = self._shard_store.export(self.applied)
             if self.push_codec.unsent is not None:
                 kept.vectors[UNSENT] = self.push_codec.unsent.copy()
             self.kept = (keep, kept)
