@@ -64,6 +64,8 @@ class Loaded:
     folder: Path
     pool: dict[str, Any]
     state: dict[str, Any]
+    others: list[dict[str, Any]]
+    """What the strategy has in all other parts, if that was wanted."""
     passed_over: list[tuple[Path, str]] = field(default_factory=list)
     """Newer ones that are damaged, and why."""
 
@@ -160,7 +162,12 @@ def set_aside(folder: Path) -> None:
 
 
 def load(
-    directory: Path, place: int, keys: Collection[str] = (), role: str = LEARNER
+    directory: Path,
+    place: int,
+    keys: Collection[str] = (),
+    role: str = LEARNER,
+    *,
+    others: bool = False,
 ) -> Loaded | None:
     """A member's part of the newest intact checkpoint; None: there are no checkpoints.
 
@@ -169,6 +176,7 @@ def load(
         place: the member's, among those of its role; see ``read_part``.
         keys: what the part must have.
         role: learner or server.
+        others: whether what the strategy has in the others' parts is wanted, too.
 
     Raises:
         UserError: none is whole, or the newest whole one is in another format.
@@ -178,14 +186,17 @@ def load(
         try:
             names = check(folder)
             pool = read_pool(folder)
-            state = read_part(folder, place, names, role)
+            own = part_name(names, place, role)
+            state = _read(folder, own)
             if missing := sorted(set(keys) - set(state)):
                 raise DamagedError(f"a part has no {missing[0]!r}")
+            rest = {Path(n).stem for n in names if n != POOL} - {own} if others else ()
+            parts = [_read(folder, part, "strategy")["strategy"] for part in sorted(rest)]
         except DamagedError as damage:
             if folder.is_dir():  # else a run that goes on has taken it away
                 passed_over.append((folder, str(damage)))
             continue
-        return Loaded(folder, pool, state, passed_over)
+        return Loaded(folder, pool, state, parts, passed_over)
     if passed_over:
         reasons = ", ".join(f"{folder.name} ({reason})" for folder, reason in passed_over)
         raise UserError(
@@ -240,24 +251,36 @@ def read_pool(folder: Path) -> dict[str, Any]:
 def read_part(
     folder: Path, place: int, names: Collection[str] | None = None, role: str = LEARNER
 ) -> dict[str, Any]:
-    """One member's part, by rank among their numbers; the first one if there are fewer parts.
-
-    Where there is none of a role, the learners' count. Who dies is replaced under a new number, so
-    numbers may be missing; parts may not.
+    """One member's part; see ``part_name``.
 
     Raises:
         DamagedError: it cannot be read.
     """
     found = [path.name for path in folder.iterdir()] if names is None else names
-    parts = part_names(found, role) or part_names(found)
-    path = folder / f"{parts[place if place < len(parts) else 0]}.json"
+    return _read(folder, part_name(found, place, role))
+
+
+def part_name(files: Collection[str], place: int, role: str = LEARNER) -> str:
+    """A member's part, by rank among their numbers; the first one if there are fewer parts.
+
+    Where there is none of a role, the learners' count. Who dies is replaced under a new number, so
+    numbers may be missing; parts may not.
+    """
+    parts = part_names(files, role) or part_names(files)
+    return parts[place if place < len(parts) else 0]
+
+
+def _read(folder: Path, part: str, key: str = "") -> dict[str, Any]:
+    """A part or, with a key, only that of it."""
+    path = folder / f"{part}.json"
     with _damage_is_told(path.name):
         text = json.loads(path.read_text())
         with safe_open(path.with_suffix(".safetensors"), framework="pt") as file:
             # Copies: what is read must not hang on a file that will be taken away.
-            places = enumerate(text["tensors"])
-            tensors = {name: file.get_tensor(str(place)).clone() for place, name in places}
-        state: dict[str, Any] = decode(text["state"], tensors)
+            places = {n: str(i) for i, n in enumerate(text["tensors"]) if n.startswith(f".{key}")}
+            tensors = {name: file.get_tensor(place).clone() for name, place in places.items()}
+        pairs = [pair for pair in text["state"]["dict"] if key in ("", pair[0])]
+        state: dict[str, Any] = decode({"dict": pairs}, tensors)
         if not isinstance(state, dict):
             raise DamagedError(f"{path.name} holds no state")
         return state

@@ -63,8 +63,11 @@ class Checkpointer:
         optimizers: Optimizers,
         extra_state: Mapping[str, Stateful],
         about: Mapping[str, str],
+        *,
+        has_shards: bool = False,
     ) -> None:
         self._directory = directory.absolute()
+        self._has_shards = has_shards
         self._who = who
         self._place = place
         self._model = model
@@ -119,15 +122,18 @@ class Checkpointer:
         }
         write_part(self._directory, sync_round, self._who.number, state, self._who.role)
 
-    def restore(self, task: Task[Any]) -> tuple[Task[Any], StateBundle | None]:
+    def restore(self, task: Task[Any]) -> tuple[Task[Any], list[StateBundle]]:
         """Loads the newest intact checkpoint, if any; returns the task that continues from it.
+
+        And what the strategy has in this member's part and, with shards, in those of the others.
 
         Raises:
             UserError: there are some, but none is whole; or it was made by another run.
         """
-        loaded = load(self._directory, self._place, KEYS, self._who.role)
+        others = self._has_shards
+        loaded = load(self._directory, self._place, KEYS, self._who.role, others=others)
         if loaded is None:
-            return task, None
+            return task, []
         self._passed_over = [folder for folder, _ in loaded.passed_over]
         state, pool, folder = loaded.state, loaded.pool, loaded.folder
         self._compare(folder, state)
@@ -150,10 +156,8 @@ class Checkpointer:
         with _told_in_one_line(folder, "the random state"):
             _set_random_state(state["random"])
         with _told_in_one_line(folder, "the strategy"):
-            strategy = state["strategy"]
-            vectors = {name: TensorVector(tensor) for name, tensor in strategy["vectors"].items()}
-            bundle = StateBundle(strategy["plain"], dict(vectors))
-        return replace(task, committed=committed, sync_round=pool["sync_round"]), bundle
+            parts = [_bundle(part) for part in [state["strategy"], *loaded.others]]
+        return replace(task, committed=committed, sync_round=pool["sync_round"]), parts
 
     def _compare(self, folder: Path, state: dict[str, Any]) -> None:
         for what, value in self._about.items():
@@ -168,6 +172,11 @@ class Checkpointer:
             raise UserError(
                 f"{folder} holds no {missing[0]!r}: it was not in extra_state= when it was made"
             )
+
+
+def _bundle(strategy: dict[str, Any]) -> StateBundle:
+    vectors = {name: TensorVector(tensor) for name, tensor in strategy["vectors"].items()}
+    return StateBundle(strategy["plain"], dict(vectors))
 
 
 def _check(name: str, thing: Any) -> None:

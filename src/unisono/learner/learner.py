@@ -122,7 +122,7 @@ class Learner:
         self._quiet = quiet
         self._reduce_gradients = reduce_gradients
         self._checkpointer: Checkpointer | None = None
-        self._restored_state: StateBundle | None = None
+        self._restored_state: list[StateBundle] = []
         self._feed: DataFeed | None = None
         self._stream: Stream | None = None
         self._stopped = False  # only where nothing is shared, and a stop ends the loop at once
@@ -370,8 +370,7 @@ class Learner:
             print(*lines, sep="\n", file=sys.stderr, flush=True)
             warn_of_few_rounds(self.strategy, self.learners, task.total, task.batch_size)
         make = partial(self._make_session, task)
-        rejoiner = Rejoiner(self._placement, make, self._join, self._before_rejoin)
-        self._rejoiner = rejoiner
+        rejoiner = self._rejoiner = Rejoiner(self._placement, make, self._join, self._before_rejoin)
         while True:
             self._end_iteration(rejoiner, progress)
             if self._stopped or rejoiner.is_asked_to_leave:
@@ -405,6 +404,7 @@ class Learner:
                 self._optimizers,
                 self._extra_state,
                 about,
+                has_shards=self.strategy.has_shards,
             )
             steps = max(1, self._checkpoint_every // positions.batch_size)
             every = steps if self._checkpoint_every else positions.per_epoch
@@ -438,9 +438,9 @@ class Learner:
         )
 
     def _join(self, session: Session[Any]) -> None:
-        if self._restored_state is not None:
-            session.participant.restore(self._restored_state)
-            self._restored_state = None
+        if self._restored_state:
+            session.participant.restore_parts(self._restored_state)
+            self._restored_state = []
         self.meter.start(session)
         is_new = session.enroll()
         if is_new and self._checkpointer is not None:

@@ -11,7 +11,7 @@ from unisono.coordinator.client import Abandoned, CoordinatorLost
 from unisono.coordinator.journal import Journal, MemoryJournal, NoJournal
 from unisono.coordinator.service import Service, Sink, serve
 from unisono.coordinator.state import State
-from unisono.fabric import COORDINATOR, Address, Fabric, learner
+from unisono.fabric import COORDINATOR, Address, Fabric, learner, server
 from unisono.fabric.simulated.kernel import Kernel, Network, SimulatedNetwork
 from unisono.fabric.simulated.node import SimulatedNode
 from unisono.fabric.simulated.schedulers import Scheduler
@@ -51,6 +51,7 @@ def run_loops(
     loop: Callable[[], None],
     *,
     learners: int,
+    servers: int = 0,
     cost: float = 1.0,
     slowness: Mapping[int, float] | None = None,
     spread: Mapping[int, float] | None = None,
@@ -73,6 +74,7 @@ def run_loops(
     Args:
         loop: the user's training, from the model to the last minibatch.
         learners: how many.
+        servers: how many hold shards and train nothing; their numbers follow those of learners.
         cost: seconds that one ``backward`` takes.
         slowness: how many times longer it takes at some learners, by number.
         spread: how much it varies at some learners: the standard deviation of its logarithm.
@@ -96,6 +98,7 @@ def run_loops(
     loops = _Loops(
         loop,
         learners,
+        servers,
         cost,
         slowness or {},
         spread or {},
@@ -166,6 +169,7 @@ class _Loops:
         self,
         loop: Callable[[], None],
         learners: int,
+        servers: int,
         cost: float,
         slowness: Mapping[int, float],
         spread: Mapping[int, float],
@@ -177,6 +181,7 @@ class _Loops:
     ) -> None:
         self._loop = loop
         self._learners = learners
+        self._servers = range(learners, learners + servers)
         self._cost = cost
         self._slowness = slowness
         self._spread = spread
@@ -196,7 +201,7 @@ class _Loops:
         if any(isinstance(fault, KillCoordinator) for fault in planned):
             self._journal = MemoryJournal()
         self._start_coordinator()
-        for number in range(self._learners):
+        for number in range(self._servers.stop):
             if number not in self._disturbances.late:
                 self._start(number)
         for fault in planned:
@@ -228,9 +233,12 @@ class _Loops:
         return node
 
     def _start(self, number: int) -> None:
-        node = self.node(learner(number))
+        serves = number in self._servers
+        node = self.node(server(number) if serves else learner(number))
         host = self._hosts.get(number, "simulated")
-        placement = _SimulatedPlacement(self, number, self._learners, self._timeout, host, node)
+        placement = _SimulatedPlacement(
+            self, number, self._learners, self._timeout, host, node, serves
+        )
         if self.kernel.numerics:
             self.kernel.keep_random_state(node)
 
@@ -250,7 +258,7 @@ class _Loops:
         service = self._service = Service(
             node,
             self._journal,
-            expected=self._learners - len(self._disturbances.late),
+            expected=self._servers.stop - len(self._disturbances.late),
             timeout=self._timeout,
             sink=self._sink,
             on_checkpoint=commit_checkpoint,
@@ -275,7 +283,7 @@ class _Loops:
             self.kernel.at(fault.at, happen)
 
     def _living(self, numbers: Sequence[int]) -> list[Address]:
-        return [a for a in self.kernel.nodes if a.role == "learner" and a.number in numbers]
+        return [a for a in self.kernel.nodes if a != COORDINATOR and a.number in numbers]
 
     def _inject(self, fault: Fault | Partition) -> None:
         kernel = self.kernel

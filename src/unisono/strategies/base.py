@@ -255,6 +255,10 @@ class Participant:
         """As ``load_state``, from a checkpoint or a donor; sets the parameters too if needed."""
         self.load_state(bundle)
 
+    def restore_parts(self, parts: Sequence[StateBundle]) -> None:
+        """Goes on from a checkpoint: its own part and, if the strategy has shards, all others."""
+        self.restore(parts[0])
+
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
         """Dynamic sharding: the number of a checkpoint and the state to write, once; else None."""
         kept, self._kept = self._kept, None

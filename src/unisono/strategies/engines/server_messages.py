@@ -132,10 +132,10 @@ class ServerState:
     """A member's part of a checkpoint, beside its vectors."""
 
     held: dict[int, ShardState]
-    copies: tuple[Copy, ...]
     rounds: int
-    number: int
-    """Of the last push."""
+    copies: tuple[Copy, ...] = ()
+    number: int = 0
+    """These two are in older checkpoints, and not used."""
 
 
 # Between the learner's thread and its agent.

@@ -212,12 +212,13 @@ class ServerParticipant(Participant):
         whole.slice(0, len(shown)).assign(shown)
         return whole
 
-    def restore(self, bundle: StateBundle) -> None:
-        """The shards that this learner held, from a checkpoint."""
-        state = self._shard_store.load(bundle)
-        self.rounds = self._agent.applied = state.rounds
-        self._agent.number = state.number
-        self._agent.push_codec.unsent = bundle.vectors.get(UNSENT)
+    def restore_parts(self, parts: Sequence[StateBundle]) -> None:
+        """All shards: other members may hold other ones than when the checkpoint was made."""
+        model = self.replica.parameters()
+        own, *_ = [self._shard_store.load(part, model) for part in parts]
+        self.replica.replace(model)
+        self.rounds = self._agent.applied = own.rounds
+        self._agent.push_codec.unsent = parts[0].vectors.get(UNSENT)
 
     def take_checkpoint(self) -> tuple[int, StateBundle] | None:
         """What the coordinator asked to keep."""

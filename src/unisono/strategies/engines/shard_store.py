@@ -71,7 +71,7 @@ class ShardStore:
         self._shards: dict[int, Shard] = {}
         self._asked: dict[int, set[Address]] = {}
         self._kept: dict[int, StateBundle] = {}
-        self._kept_values: dict[int, Vector] = {}
+        """What a checkpoint has of shards beside their values."""
         self._held: list[Callable[[], bool]] = []
         """Requests that could not be served yet, each a function that tries again."""
         self._begun = False
@@ -97,9 +97,8 @@ class ShardStore:
         self.model = model
         self._values = model.copy()
         self._begun = True
-        for shard, vector in self._kept_values.items():
-            self._part(self._values, (shard, shard + 1)).assign(vector)
         self.change_view()
+        self._kept = {shard: self._kept[shard] for shard in self._kept if shard in self._asked}
 
     def is_initial(self, run: Run) -> bool:
         """Whether ``model`` has a run of shards as the run of learners began."""
@@ -252,12 +251,14 @@ class ShardStore:
 
     # A checkpoint.
 
-    def export(self, rounds: int, number_of_push: int) -> StateBundle:
+    def export(self, rounds: int) -> StateBundle:
         """The shards that are held here, with what their optimizers remember."""
-        held = {s: ShardState(shard.copy, shard.averaged) for s, shard in self._shards.items()}
-        bundle = StateBundle(
-            to_plain(ServerState(held, tuple(self.copies), rounds, number_of_push))
-        )
+        self._tell_restored((0, self._count))
+        held = {
+            number: ShardState(Copy(shard.copy.version), shard.averaged)
+            for number, shard in self._shards.items()
+        }
+        bundle = StateBundle(to_plain(ServerState(held, rounds)))
         for number, shard in self._shards.items():
             bundle.vectors[f"{number}.values"] = shard.values.copy()
             for name, vector in shard.updater.state().vectors.items():
@@ -266,21 +267,24 @@ class ShardStore:
                 bundle.vectors[f"{number}.mean"] = shard.mean.copy()
         return bundle
 
-    def load(self, bundle: StateBundle) -> ServerState:
-        """The inverse of ``export``; before ``begin``."""
-        state = from_plain(ServerState, bundle.plain)
-        self.copies = list(state.copies)
+    def load(self, part: StateBundle, model: Vector) -> ServerState:
+        """The inverse of ``export``, of any member's part; before ``begin``, with this model.
+
+        Learners, their pushes and views are those of another run: of a copy the version remains.
+        """
+        state = from_plain(ServerState, part.plain)
         self.began = False
         for number, shard in state.held.items():
-            self._known[number] = shard.copy
-            self._kept_values[number] = bundle.vectors[f"{number}.values"]
+            self.copies[number] = Copy(shard.copy.version)
+            values = model.slice(*bounds((number, number + 1), self._count, len(model)))
+            values.assign(part.vectors[f"{number}.values"])
             prefix = f"{number}.updater."
             kept = StateBundle({"averaged": shard.averaged})
-            for key, vector in bundle.vectors.items():
+            for key, vector in part.vectors.items():
                 if key.startswith(prefix):
                     kept.vectors[key.removeprefix(prefix)] = vector
-            if f"{number}.mean" in bundle.vectors:
-                kept.vectors["mean"] = bundle.vectors[f"{number}.mean"]
+            if f"{number}.mean" in part.vectors:
+                kept.vectors["mean"] = part.vectors[f"{number}.mean"]
             self._kept[number] = kept
         return state
 
@@ -399,11 +403,12 @@ class ShardStore:
             part = self._part(self._values, (shard, shard + 1))
             start = bounds((shard, shard + 1), self._count, len(self.model))[0]
             updater = self._make_updater(part, start)
+            kept = self._kept.pop(shard, None)
+            is_of_checkpoint = self._known[shard].generation == 0
             self._known[shard].generation = self._fabric.members().version
             self._shards[shard] = Shard(part, updater, self._known[shard])
             self._count_lost(shard)
-            kept = self._kept.pop(shard, None)
-            if kept is not None:
+            if kept is not None and is_of_checkpoint:
                 self._shards[shard].mean = kept.vectors.pop("mean", None)
                 self._shards[shard].averaged = kept.plain["averaged"]
                 if kept.vectors:
