@@ -69,6 +69,29 @@ def is_one_line(text: str, *words: str) -> bool:
     return text.count("\n") == 1 and text.startswith("unisono: ") and all(w in text for w in words)
 
 
+def test_cuts_out(run: Run, prep: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lhotse", reason="lhotse is not installed")
+    out = tmp_path / "cuts"
+    status, text, _ = run("export", prep, "--format", "lhotse", "--out", out)
+    assert status == 0 and text.startswith(f"{len(Prep.open(prep).table.id)} utterances: {out}")
+    assert (out / "cuts.jsonl.gz").is_file()
+    status, _, err = run("export", prep, "--format", "lhotse", "--out", out)
+    assert status == 2 and is_one_line(err, "exists")
+
+
+def test_what_is_exported_has_formats_of_its_own(run: Run, prep: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    for place, given, words in (
+        (prep, "onnx", ("no run", "onnx")),
+        (tmp_path, "lhotse", ("is a run", "lhotse")),
+    ):
+        status, _, err = run("export", place, "--format", given, "--out", tmp_path / "out")
+        assert status == 2 and is_one_line(err, *words), err
+    status, _, err = run("export", prep, "--format", "flac", "--out", tmp_path / "out")
+    assert status == 2 and "'flac' is not one of" in err and "'lhotse'" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_archives_out_and_in(run: Run, prep: Path, tmp_path: Path) -> None:
     out, again = tmp_path / "archives", tmp_path / "again"
     assert run("export", prep, "--out", out)[0] == 0

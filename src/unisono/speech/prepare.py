@@ -24,6 +24,7 @@ from unisono.speech.alignment.word_times import word_times
 from unisono.speech.corpus.data_directory import Utterance, no_usable_utterance
 from unisono.speech.corpus.exclusions import EXCLUDED_FILE, ExclusionReason
 from unisono.speech.corpus.lexicon import SILENCE, Lexicon
+from unisono.speech.corpus.sources import SOURCES_FILE, sources_text
 from unisono.speech.decoding.assets import ASSETS_FOLDER, DecodingAssets, select_tuning_set
 from unisono.speech.features.audio import AudioReader
 from unisono.speech.features.extraction import UtteranceFeatures, extract_features
@@ -183,6 +184,7 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
             if isinstance(validated.reader, AudioReader):
                 shift = frame_shift(validated.reader.rate)
             files[WORD_TIMES_FILE] = word_times(((u, p) for u, _, p in kept), shift).encode()
+        files[SOURCES_FILE] = sources_of(extracted, validated.reader)
         assets = _decoding_assets(
             extracted, heldout, lexicon, said, language_model, model, validated.reader, options
         )
@@ -204,6 +206,14 @@ def prepare(data: Path, lexicon_file: Path, out: Path, options: PrepareOptions, 
             listed = out / ASSETS_FOLDER / EXCLUDED_FILE
             log(f"{len(exclusions)} utterances were excluded: {listed}")
         return write_prep(out, corpus, options.facts(), beside=files)
+
+
+def sources_of(
+    kept: Sequence[tuple[Utterance, UtteranceFeatures]], reader: AudioReader | KaldiFeatureReader
+) -> bytes:
+    """The file of a PREP that says where each utterance comes from."""
+    rate = reader.rate if isinstance(reader, AudioReader) else None
+    return sources_text((u for u, _ in kept), rate).encode()
 
 
 def _labels(words: Sequence[str], lexicon: Lexicon) -> Ints:

@@ -13,6 +13,7 @@ from unisono.data import Prep, hold_out, write_prep
 from unisono.errors import UserError
 from unisono.speech.corpus.data_directory import no_usable_utterance, read_lines
 from unisono.speech.corpus.exclusions import EXCLUDED_FILE, ExclusionReason, Exclusions
+from unisono.speech.corpus.sources import SOURCES_FILE
 from unisono.speech.features.kaldi_archives import (
     BadArchiveError,
     Ints,
@@ -20,7 +21,13 @@ from unisono.speech.features.kaldi_archives import (
     read_vector,
     read_vectors,
 )
-from unisono.speech.prepare import PrepareOptions, extract_corpus, make_corpus, scratch_directory
+from unisono.speech.prepare import (
+    PrepareOptions,
+    extract_corpus,
+    make_corpus,
+    scratch_directory,
+    sources_of,
+)
 from unisono.speech.validation import validate_data
 
 # A state beyond this is taken for garbage: tables of all states are made.
@@ -65,7 +72,10 @@ def prepare_aligned(
             raise no_usable_utterance(data, exclusions)
         count = 1 + max(int(states.max()) for _, _, states in kept)
         facts = {**options.facts(), "alignments": str(alignments)}
-        files = {EXCLUDED_FILE: exclusions.text().encode()}
+        files = {
+            EXCLUDED_FILE: exclusions.text().encode(),
+            SOURCES_FILE: sources_of([(u, h) for u, h, _ in kept], validated.reader),
+        }
         corpus = make_corpus(data, kept, heldout, count, scratch)
         return write_prep(out, corpus, facts, beside=files)
 

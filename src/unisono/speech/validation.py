@@ -224,7 +224,7 @@ def _check_words(
             continue
         if missing:
             words = (word if word in lexicon.entries else unknown_word for word in utterance.words)
-            utterance = replace(utterance, words=tuple(words))
+            utterance = replace(utterance, words=tuple(words), spoken=utterance.words)
             replaced[utterance.id] = len(missing)
         known.append(utterance)
     exclusions.add_spelling_variants(lexicon.entries)

@@ -134,6 +134,10 @@ def contents(data: Path, kaldi: Path, out: Path) -> dict[str, bytes]:
     files = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
     header = json.loads(files["prep.json"])
     assert header["made_by"].pop("origin") == str(data)
+    sources = [json.loads(line) for line in files["sources.jsonl"].splitlines()]
+    for source in sources:
+        assert Path(source.pop("audio")).name == f"{source['id']}.wav"
+    files["sources.jsonl"] = json.dumps(sources).encode()
     return {**files, "prep.json": json.dumps(header).encode()}
 
 

@@ -97,6 +97,14 @@ class StateTying:
             if any(leaf in states for tree in trees for leaf in leaves(tree))
         }
 
+    def untied(self, topology: Topology) -> Ints:
+        """The state of the topology that each number stands for, in whatever context."""
+        found = np.zeros(self.states, dtype=np.int64)
+        for first, trees in zip(topology.first, self.trees, strict=False):
+            for local, tree in enumerate(trees):
+                found[leaves(tree)] = first + local
+        return found
+
     def states_of(self, left: int, phone: int, right: int) -> tuple[int, ...]:
         """The numbers of a phone's states between two neighbours."""
         key = left, phone, right
@@ -186,17 +194,26 @@ class ContextStats:
         return np.stack([self.left, self.phone, self.right, self.local], axis=1)
 
 
-def frame_contexts(states: Ints, topology: Topology) -> FrameContexts:
-    """Left, phone, right and local state of each frame of an aligned utterance: T x 4.
+def frame_phones(states: Ints, topology: Topology) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Phone and local state of each frame of an aligned utterance, and whether a phone begins.
 
     A phone begins where another one is, or where the states of a phone begin again (those of
-    silence come in any order). Silence is taken to lie beyond both ends.
+    silence come in any order).
     """
     phone = np.searchsorted(topology.first, states, side="right") - 1
     local = states - topology.first[phone]
     ordered = np.diff(topology.first)[phone] == MIN_PHONE_FRAMES
     begins = np.ones(len(states), dtype=bool)
     begins[1:] = (phone[1:] != phone[:-1]) | (ordered[1:] & (local[1:] < local[:-1]))
+    return phone, local, begins
+
+
+def frame_contexts(states: Ints, topology: Topology) -> FrameContexts:
+    """Left, phone, right and local state of each frame of an aligned utterance: T x 4.
+
+    Silence is taken to lie beyond both ends.
+    """
+    phone, local, begins = frame_phones(states, topology)
     present = np.concatenate([[0], phone[begins], [0]])
     at = np.cumsum(begins)
     return np.stack([present[at - 1], phone, present[at + 1], local], axis=1).astype(np.int16)

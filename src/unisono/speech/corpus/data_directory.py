@@ -41,6 +41,7 @@ class Utterance:
         end: Where it ends, in seconds; None: with the recording.
         channel: Which channel of the recording, from 0.
         transcribed: Whether there is a transcript, be it an empty one.
+        spoken: The transcript before out-of-vocabulary words in `words` were replaced, if any were.
         speed: The speed perturbation factor.
         volume: The factor applied to the samples for the network's features.
     """
@@ -54,6 +55,7 @@ class Utterance:
     end: float | None = None
     channel: int = 0
     transcribed: bool = False
+    spoken: tuple[str, ...] = ()
     speed: float = 1.0
     volume: float = 1.0
 
@@ -61,6 +63,11 @@ class Utterance:
         """A copy at another speed, of another speaker."""
         prefix = f"sp{speed:g}-"
         return replace(self, id=prefix + self.id, speaker=prefix + self.speaker, speed=speed)
+
+    @property
+    def transcript(self) -> str | None:
+        """What is said, out-of-vocabulary words included; None: there is no transcript."""
+        return " ".join(self.spoken or self.words) if self.transcribed else None
 
     @property
     def is_command(self) -> bool:

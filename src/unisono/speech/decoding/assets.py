@@ -7,7 +7,8 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -182,12 +183,8 @@ class DecodingAssets:
                 f"{place} cannot decode: it has no {ASSETS_FOLDER}/speech.json; "
                 "make the PREP from a data directory: unisono prepare DATA --lexicon FILE"
             )
-        try:
-            facts = json.loads((folder / "speech.json").read_text(encoding="utf-8"))
-            if facts["format_version"] != _FORMAT_VERSION:
-                raise UserError(f"{folder} was made by another version of unisono: prepare it anew")
-            phones, silence = tuple(facts["phones"]), facts["silence"]
-            gmm_hmm = None if silence is None else _read_gmm_hmm(folder, phones, float(silence))
+        with _reading(folder):
+            facts, gmm_hmm = _read_facts(folder)
             tuning_set = None
             if facts["words"] is not None:
                 arrays = _arrays(folder / TUNING_SET_FILE)
@@ -203,7 +200,7 @@ class DecodingAssets:
                 dimension=int(facts["dimension"]),
                 bands=bool(facts.get("bands", facts["dimension"] > 20)),
                 lexicon=Lexicon.read(folder / "lexicon.txt"),
-                phones=phones,
+                phones=tuple(facts["phones"]),
                 gmm_hmm=gmm_hmm,
                 language_model=read_arpa(folder / "lm.arpa"),
                 tuning_language_model=read_arpa(folder / "lm_tuning.arpa"),
@@ -211,9 +208,6 @@ class DecodingAssets:
             )
             assets._check()
             return assets
-        except _UNREADABLE as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(f"{folder} is broken ({reason}): prepare it anew") from None
 
     def _check(self) -> None:
         """Checks that the parts fit together: what does not could crash the search.
@@ -234,6 +228,41 @@ class DecodingAssets:
             model = self.gmm_hmm
             gaussian = None if model is None else model.mixtures.means.shape[1]
             self.tuning_set.check(self.dimension, gaussian)
+
+
+def read_gmm_hmm(place: Path) -> GmmHmm | None:
+    """The Gaussian model alone of a PREP or a run; None: it has none.
+
+    Raises:
+        UserError: It is broken.
+    """
+    folder = place / ASSETS_FOLDER
+    if not (folder / "speech.json").is_file():
+        return None
+    with _reading(folder):
+        gmm_hmm = _read_facts(folder)[1]
+        if gmm_hmm is not None:
+            _check_gmm_hmm(gmm_hmm)
+        return gmm_hmm
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turns whatever damaged files raise into one line."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{folder} is broken ({reason}): prepare it anew") from None
+
+
+def _read_facts(folder: Path) -> tuple[dict[str, Any], GmmHmm | None]:
+    """What speech.json says, and the Gaussian model."""
+    facts = json.loads((folder / "speech.json").read_text(encoding="utf-8"))
+    if facts["format_version"] != _FORMAT_VERSION:
+        raise UserError(f"{folder} was made by another version of unisono: prepare it anew")
+    phones, silence = tuple(facts["phones"]), facts["silence"]
+    return facts, None if silence is None else _read_gmm_hmm(folder, phones, float(silence))
 
 
 def _write_gmm_hmm(folder: Path, model: GmmHmm) -> None:
