@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,38 @@ def test_the_command_that_began_a_run_resumes_it(
 def test_a_run_without_checkpoints_may_change_all(prep: Path, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config(prep))
     check_resumable(run, config(prep, "optimizer=adamw", "seed=3"))
+
+
+def test_a_finished_run_without_checkpoints_keeps_its_model(
+    trained: Path, prep: Path, tmp_path: Path
+) -> None:
+    """There is nothing to go on from: it would be trained anew."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(trained, run.path)
+    shutil.rmtree(run.checkpoints)
+    kept = (run.config, run.metrics, run.model)
+    before = [path.read_bytes() for path in kept]
+    for change, match in [
+        ("epochs=1", "run is finished, and has no checkpoint .* --init"),
+        ("epochs=2", "run is finished, and has no checkpoint .* --init"),
+        ("seed=5", "was trained with seed = 0; --resume cannot"),
+    ]:
+        with pytest.raises(UserError, match=match):
+            train(config(prep, change), run.path, resume=True)
+    assert [path.read_bytes() for path in kept] == before
+
+
+def test_a_run_that_was_killed_at_its_end_begins_anew(
+    trained: Path, prep: Path, tmp_path: Path
+) -> None:
+    """It has a model, and neither a summary nor a checkpoint."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(trained, run.path)
+    shutil.rmtree(run.checkpoints)
+    run.summary.unlink()
+    check_resumable(run, config(prep, "epochs=1"))
+    with pytest.raises(UserError, match="was trained with seed = 0"):
+        check_resumable(run, config(prep, "seed=5"))
 
 
 def test_the_last_resumption_alone_is_summed_up(trained: Path, prep: Path) -> None:
