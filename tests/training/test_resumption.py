@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,41 @@ def test_a_finished_run_without_checkpoints_keeps_its_model(
         with pytest.raises(UserError, match=match):
             train(config(prep, change), run.path, resume=True)
     assert [path.read_bytes() for path in kept] == before
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_is_being_trained_is_not_resumed(
+    resume: bool, trained: Path, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+
+    def meanwhile(*_: Any) -> None:
+        before = run.config.read_bytes(), run.metrics.read_bytes()
+        with pytest.raises(UserError, match="run is being trained by another"):
+            train(config(prep, "epochs=3", "seed=5"), run.path, resume=True)
+        assert (run.config.read_bytes(), run.metrics.read_bytes()) == before
+        raise KeyboardInterrupt
+
+    if resume:
+        shutil.copytree(trained, run.path)
+    monkeypatch.setattr(training, "_train_alone", meanwhile)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(prep, "epochs=2"), run.path, resume=resume)
+    monkeypatch.undo()
+    with run.locked():
+        pass
+
+
+def test_a_file_system_without_locks_holds_runs(
+    prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    run = RunDirectory.create(tmp_path / "run", config(prep))
+    with run.locked(), run.locked():
+        pass
 
 
 def test_a_run_that_was_killed_at_its_end_begins_anew(

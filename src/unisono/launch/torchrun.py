@@ -73,8 +73,7 @@ def _lead(
             meeting.tell({"error": str(error)})
             raise
         note_start(run, config, 0.0)
-        outcome = _train(rank, run, config, resume, meeting, folder)
-    return conclude(run, config, outcome)
+        return conclude(run, config, _train(rank, run, config, resume, meeting, folder))
 
 
 def _train(

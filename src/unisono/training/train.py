@@ -108,24 +108,23 @@ def _train_with(
     attempt: Attempt, config: Config, out: Path, resume: bool, began: float | None
 ) -> Summary:
     """Trains until an attempt does not diverge, each from where the last one was good."""
-    with ExitStack() as stack:
-        run = stack.enter_context(made(out, config, resume=resume))
+    with made(out, config, resume=resume) as run:
         recovery = Recovery(run, config, resume=resume)
         diverges = recovery.watch if config.rate.retries else lambda event: None
-        track = stack.enter_context(tracked(config, run))
+        with tracked(config, run) as track:
 
-        def watch(event: dict[str, Any]) -> None:
-            track(event)
-            diverges(event)
+            def watch(event: dict[str, Any]) -> None:
+                track(event)
+                diverges(event)
 
-        while True:
-            note_start(run, config, 0.0 if began is None else now() - began)
-            try:
-                outcome = attempt(run, config, resume, began, watch)
-                break
-            except Diverged as error:
-                config, resume = recovery.go_back(error), True
-    return conclude(run, config, recovery.whole(outcome))
+            while True:
+                note_start(run, config, 0.0 if began is None else now() - began)
+                try:
+                    outcome = attempt(run, config, resume, began, watch)
+                    break
+                except Diverged as error:
+                    config, resume = recovery.go_back(error), True
+        return conclude(run, config, recovery.whole(outcome))
 
 
 @contextmanager
@@ -141,29 +140,36 @@ def tracked(config: Config, run: RunDirectory) -> Iterator[Watch]:
 
 @contextmanager
 def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
-    """The run's directory; if the run fails before it trains, all is as it was before.
+    """The run's directory, which nobody else trains meanwhile.
 
-    So the corrected command is not refused because of the first one, and a later ``--resume`` does
-    not go on with settings that were refused.
+    If the run fails before it trains, all is as it was before. So the corrected command is not
+    refused because of the first one, and a later ``--resume`` does not go on with settings that
+    were refused.
     """
-    if resume:
-        check_resumable(RunDirectory(out), config)
-    initial = None
-    if config.init and not (resume and _has_initial(RunDirectory(out), config)):
-        initial = read_initial(config)
-    is_new = not os.path.lexists(out)
-    earlier = Earlier.of(RunDirectory(out))
-    run = RunDirectory.create(out, config, resume=resume)
-    try:
-        if initial is not None:
-            write_atomically(run.initial_model, save(initial))
-        yield run
-    except UserError:
-        if is_new:
-            run.remove_untrained()
-        elif earlier is not None:
-            earlier.put_back()
-        raise
+    run = RunDirectory(out)
+    with ExitStack() as stack:
+        is_begun = resume and run.config.is_file()
+        if is_begun:
+            stack.enter_context(run.locked())
+            check_resumable(run, config)
+        initial = None
+        if config.init and not (resume and _has_initial(run, config)):
+            initial = read_initial(config)
+        is_new = not os.path.lexists(out)
+        earlier = Earlier.of(run)
+        RunDirectory.create(out, config, resume=resume)
+        if not is_begun:
+            stack.enter_context(run.locked())
+        try:
+            if initial is not None:
+                write_atomically(run.initial_model, save(initial))
+            yield run
+        except UserError:
+            if is_new:
+                run.remove_untrained()
+            elif earlier is not None:
+                earlier.put_back()
+            raise
 
 
 def _has_initial(run: RunDirectory, config: Config) -> bool:
