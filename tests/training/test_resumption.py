@@ -15,12 +15,15 @@ from unisono.coordinator.messages import Command, Join
 from unisono.data import Part, Prep
 from unisono.errors import UserError
 from unisono.fabric import learner
+from unisono.fabric.local import background
 from unisono.launch.coordinator_main import JOURNAL, OUTCOME, has_begun, read_outcome
+from unisono.report.history import History
 from unisono.runs.directory import RunDirectory
 from unisono.training import train as training
 from unisono.training.builders import committed_examples
 from unisono.training.resumption import check_resumable
 from unisono.training.train import train
+from unisono.watch.live_run import LiveRun
 
 SMALL = ["network.hidden=[16]", "validation.enabled=false", "threads=1"]
 
@@ -173,6 +176,22 @@ def test_the_last_resumption_alone_is_summed_up(trained: Path, prep: Path) -> No
     assert summary.examples == frames
     assert summary.minibatches.committed == -(-frames // 256)
     assert summary.rounds == 0, "one learner shares nothing, whatever its checkpoint was numbered"
+
+
+def test_a_resumption_that_starts_slowly_is_summed_up_alone(
+    trained: Path, prep: Path, tmp_path: Path
+) -> None:
+    """Its clock is past all that the run before took."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(trained, run.path)
+    summary = train(config(prep, "epochs=3"), run.path, resume=True, began=background.now() - 1000)
+    assert summary.start_up_s >= 1000 and summary.wall_s < 500
+    times = [event["time"] for event in History.read(run.path, "").events]
+    assert times == sorted(times) and times[-1] < 500
+    live = LiveRun()
+    for event in run.read_metrics():
+        live.take(event)
+    assert live.time < 500
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def _lead(
         except UserError as error:
             meeting.tell({"error": str(error)})
             raise
-        note_start(run, config, 0.0)
+        note_start(run, config, 0.0, resumed=resume and bool(run.read_metrics()))
         return conclude(run, config, _train(rank, run, config, resume, meeting, folder))
 
 

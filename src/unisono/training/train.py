@@ -31,7 +31,7 @@ from unisono.launch.room import check_memory, check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import Earlier, RunDirectory, write_atomically
-from unisono.runs.metrics import began_at
+from unisono.runs.metrics import began_at, since_resumption
 from unisono.runs.summary import (
     Exchanges,
     LinkTraffic,
@@ -117,13 +117,14 @@ def _train_with(
                 track(event)
                 diverges(event)
 
+            resumed = resume and bool(run.read_metrics())
             while True:
-                note_start(run, config, 0.0 if began is None else now() - began)
+                note_start(run, config, 0.0 if began is None else now() - began, resumed=resumed)
                 try:
                     outcome = attempt(run, config, resume, began, watch)
                     break
                 except Diverged as error:
-                    config, resume = recovery.go_back(error), True
+                    config, resume, resumed = recovery.go_back(error), True, False
         return conclude(run, config, recovery.whole(outcome))
 
 
@@ -253,12 +254,19 @@ def check(config: Config) -> None:
         )
 
 
-def note_start(run: RunDirectory, config: Config, time: float, *, simulated: bool = False) -> None:
+def note_start(
+    run: RunDirectory,
+    config: Config,
+    time: float,
+    *,
+    resumed: bool = False,
+    simulated: bool = False,
+) -> None:
     """The first event of a run, and of each resumption, whose clock begins at 0 again."""
     strategy = make(config.strategy_name, config.strategy_options)
     lines = describe(strategy, config.first_learners)
     with contextlib.closing(Events(run.metrics)) as events:
-        about = {"lines": lines, "simulated": simulated}
+        about = {"lines": lines, "simulated": simulated, "resumed": resumed}
         events({"event": "start", "time": time, "learner": None, **about})
 
 
@@ -369,7 +377,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
 
     Examples are counted by what was committed: who was killed tells no number.
     """
-    events = _since_resumption(run.read_metrics())
+    events = since_resumption(run.read_metrics())
     examples = committed_examples(config, open_data(config), outcome["newly_committed"])
     begun = max(place for place, e in enumerate(events) if e["event"] == "start")
     left = [e for e in events[begun:] if e["event"] == "left"]
@@ -430,15 +438,6 @@ def _ended(outcome: dict[str, Any]) -> str:
     if not outcome["over"]:
         return "early"
     return "stopped" if outcome["stopped"] else "finished"
-
-
-def _since_resumption(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A resumption begins where the clock goes back."""
-    first = 0
-    for place in range(1, len(events)):
-        if events[place]["time"] < events[place - 1]["time"]:
-            first = place
-    return events[first:]
 
 
 def _slowest(events: list[dict[str, Any]], left: list[dict[str, Any]]) -> Slowest | None:
