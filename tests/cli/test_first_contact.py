@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -387,6 +388,43 @@ def test_an_interrupted_script_says_how_to_go_on(
     status, _, error = begun.end()
     assert status == 130
     assert is_one_line(error, "interrupted", "resume=True"), error
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (["train", "PREP", "--learners", "2"], "unisono train --resume --out run"),
+        pytest.param(["train", "PREP"], "unisono train --resume --out run", marks=pytest.mark.long),
+        pytest.param(["launch", "SCRIPT"], "resume=True", marks=pytest.mark.long),
+    ],
+)
+def test_a_scheduler_that_ends_a_command_is_told_how_to_go_on(
+    start: Callable[..., Started],
+    script: Script,
+    prep: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    hint: str,
+) -> None:
+    """By SIGTERM; nothing is left behind, neither processes nor files."""
+    own = script("open('running', 'w').close()", "'averaging', quiet=True", epochs=10_000)
+    words = [{"PREP": prep, "SCRIPT": own}.get(word, word) for word in command]
+    if command[0] == "train":
+        words += [*QUICK, "--set", "epochs=2000", "--set", "checkpoint.every=2000"]
+        words += ["--set", "validation.enabled=false", "--out", "run"]
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        begun = start("-m", "unisono", *words)
+        signs = ("running", "run/checkpoints/*[0-9]")
+        wait_until(lambda: any(found for sign in signs for found in tmp_path.glob(sign)))
+        begun.process.terminate()
+        status, _, error = begun.end()
+        assert status == 130
+        assert is_one_line(error, "interrupted", hint), error
+        assert not [*Path(folder).glob("unisono-*"), *tmp_path.glob("run/control.json")]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(begun.process.pid, 0)
 
 
 # The display.

@@ -109,6 +109,7 @@ def test_resuming_does_not_read_it_again(
     assert_same(load_file(out.model), trained)
     for folder in checkpoints(out.checkpoints):
         shutil.rmtree(folder)
+    out.summary.unlink()
     train(settings.model_copy(update={"rate": config(prep, *STILL).rate}), out.path, resume=True)
     assert_same(load_file(out.model), load_file(RunDirectory(first).model))
 

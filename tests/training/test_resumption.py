@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,15 @@ from unisono.coordinator.messages import Command, Join
 from unisono.data import Part, Prep
 from unisono.errors import UserError
 from unisono.fabric import learner
+from unisono.fabric.local import background
 from unisono.launch.coordinator_main import JOURNAL, OUTCOME, has_begun, read_outcome
+from unisono.report.history import History
 from unisono.runs.directory import RunDirectory
 from unisono.training import train as training
 from unisono.training.builders import committed_examples
 from unisono.training.resumption import check_resumable
 from unisono.training.train import train
+from unisono.watch.live_run import LiveRun
 
 SMALL = ["network.hidden=[16]", "validation.enabled=false", "threads=1"]
 
@@ -98,12 +103,95 @@ def test_a_run_without_checkpoints_may_change_all(prep: Path, tmp_path: Path) ->
     check_resumable(run, config(prep, "optimizer=adamw", "seed=3"))
 
 
+def test_a_finished_run_without_checkpoints_keeps_its_model(
+    trained: Path, prep: Path, tmp_path: Path
+) -> None:
+    """There is nothing to go on from: it would be trained anew."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(trained, run.path)
+    shutil.rmtree(run.checkpoints)
+    kept = (run.config, run.metrics, run.model)
+    before = [path.read_bytes() for path in kept]
+    for change, match in [
+        ("epochs=1", "run is finished, and has no checkpoint .* --init"),
+        ("epochs=2", "run is finished, and has no checkpoint .* --init"),
+        ("seed=5", "was trained with seed = 0; --resume cannot"),
+    ]:
+        with pytest.raises(UserError, match=match):
+            train(config(prep, change), run.path, resume=True)
+    assert [path.read_bytes() for path in kept] == before
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_is_being_trained_is_not_resumed(
+    resume: bool, trained: Path, prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+
+    def meanwhile(*_: Any) -> None:
+        before = run.config.read_bytes(), run.metrics.read_bytes()
+        with pytest.raises(UserError, match="run is being trained by another"):
+            train(config(prep, "epochs=3", "seed=5"), run.path, resume=True)
+        assert (run.config.read_bytes(), run.metrics.read_bytes()) == before
+        raise KeyboardInterrupt
+
+    if resume:
+        shutil.copytree(trained, run.path)
+    monkeypatch.setattr(training, "_train_alone", meanwhile)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(prep, "epochs=2"), run.path, resume=resume)
+    monkeypatch.undo()
+    with run.locked():
+        pass
+
+
+def test_a_file_system_without_locks_holds_runs(
+    prep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    run = RunDirectory.create(tmp_path / "run", config(prep))
+    with run.locked(), run.locked():
+        pass
+
+
+def test_a_run_that_was_killed_at_its_end_begins_anew(
+    trained: Path, prep: Path, tmp_path: Path
+) -> None:
+    """It has a model, and neither a summary nor a checkpoint."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(trained, run.path)
+    shutil.rmtree(run.checkpoints)
+    run.summary.unlink()
+    check_resumable(run, config(prep, "epochs=1"))
+    with pytest.raises(UserError, match="was trained with seed = 0"):
+        check_resumable(run, config(prep, "seed=5"))
+
+
 def test_the_last_resumption_alone_is_summed_up(trained: Path, prep: Path) -> None:
     summary = train(config(prep, "epochs=2"), trained, resume=True)
     frames = Prep.open(prep).frames_of(Part.TRAIN)
     assert summary.examples == frames
     assert summary.minibatches.committed == -(-frames // 256)
     assert summary.rounds == 0, "one learner shares nothing, whatever its checkpoint was numbered"
+
+
+def test_a_resumption_that_starts_slowly_is_summed_up_alone(
+    trained: Path, prep: Path, tmp_path: Path
+) -> None:
+    """Its clock is past all that the run before took."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(trained, run.path)
+    summary = train(config(prep, "epochs=3"), run.path, resume=True, began=background.now() - 1000)
+    assert summary.start_up_s >= 1000 and summary.wall_s < 500
+    times = [event["time"] for event in History.read(run.path, "").events]
+    assert times == sorted(times) and times[-1] < 500
+    live = LiveRun()
+    for event in run.read_metrics():
+        live.take(event)
+    assert live.time < 500
 
 
 @pytest.mark.parametrize(

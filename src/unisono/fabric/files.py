@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import threading
@@ -108,6 +109,20 @@ def cut_torn_line(file: int) -> None:
         end = start
     if end != size:
         os.ftruncate(file, end)
+
+
+def take_lock(descriptor: int) -> bool:
+    """Locks an open file until it is closed, or this process ends; False: somebody else has.
+
+    Where the file system knows no locks, nobody is kept out.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        log.debug("no lock can be taken: %s", error)
+    return True
 
 
 def file_age(path: Path) -> float | None:

@@ -72,9 +72,8 @@ def _lead(
         except UserError as error:
             meeting.tell({"error": str(error)})
             raise
-        note_start(run, config, 0.0)
-        outcome = _train(rank, run, config, resume, meeting, folder)
-    return conclude(run, config, outcome)
+        note_start(run, config, 0.0, resumed=resume and bool(run.read_metrics()))
+        return conclude(run, config, _train(rank, run, config, resume, meeting, folder))
 
 
 def _train(

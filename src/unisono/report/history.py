@@ -12,7 +12,7 @@ from pathlib import Path
 from unisono.config import Config
 from unisono.report.word_errors import Decoded, read_decoded
 from unisono.runs.directory import RunDirectory
-from unisono.runs.metrics import Event, began_at, is_number
+from unisono.runs.metrics import Event, began_at, goes_on, is_number
 from unisono.runs.summary import Summary
 
 Point = tuple[float, float]
@@ -305,7 +305,7 @@ def _one_clock(events: list[Event]) -> list[Event]:
     """Shifts the times of a resumed run whose clock began at 0 again."""
     shifted, last, offset = [], 0.0, 0.0
     for event in events:
-        if event["event"] == "start" and event["time"] + offset < last:
+        if goes_on(event, last - offset):
             offset = last - event["time"]
         time = event["time"] + offset
         last = max(last, time)

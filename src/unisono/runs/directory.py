@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from unisono.config import Config, dump, load
 from unisono.errors import UserError
-from unisono.fabric.files import retry_while_full
+from unisono.fabric.files import retry_while_full, take_lock
 from unisono.runs.metrics import Event, cut_torn_line, read_metrics
 from unisono.runs.summary import Summary
 
@@ -102,6 +104,27 @@ class RunDirectory:
             reason = f"it has no {run.config.name}" if os.path.isdir(path) else "no such directory"
             raise UserError(f"{path} is not a run: {reason}")
         return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, no other process trains this run.
+
+        Raises:
+            UserError: another one does.
+        """
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            descriptor = os.open(self.metrics, flags, 0o644)
+        except OSError as error:
+            raise UserError(f"cannot write {self.metrics}: {error.strerror}") from None
+        try:
+            if not take_lock(descriptor):
+                raise UserError(f"{self.path} is being trained by another process")
+            yield
+        finally:
+            with suppress(OSError):  # forks have the descriptor too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
     def log(self, number: int, role: str = "learner") -> Path:
         """Returns where one learner, or server, writes its own log."""

@@ -49,6 +49,22 @@ def read_metrics(path: Path) -> list[Event]:
     return events
 
 
+def goes_on(event: Event, before: float) -> bool:
+    """Whether a run was gone on with here, by another clock; ``before``: the time before."""
+    if event["event"] != "start":
+        return False
+    return event.get("resumed") is True or bool(event["time"] < before)
+
+
+def since_resumption(events: Sequence[Event]) -> list[Event]:
+    """The events of a run since it was last gone on with."""
+    first, before = 0, float("-inf")
+    for place, event in enumerate(events):
+        first = place if goes_on(event, before) else first
+        before = event["time"]
+    return list(events[first:])
+
+
 def began_at(events: Sequence[Event], first_learners: int) -> float:
     """When training began: as the last of the first learners joined.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from unisono.config import Config
 from unisono.data import Prep
 from unisono.errors import UserError
+from unisono.fabric.files import take_lock
 from unisono.runs.directory import write_atomically
 
 PLAN = "plan.json"
@@ -53,7 +53,8 @@ def planned(out: Path, settings: Mapping[str, Any], command: str, kind: str) -> 
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
     try:
-        _lock(descriptor, out, command)
+        if not take_lock(descriptor):
+            raise UserError(f"another `unisono {command}` is at work in {out}")
         if plan.exists():
             _check_same(out, plan, settings)
         else:
@@ -61,13 +62,6 @@ def planned(out: Path, settings: Mapping[str, Any], command: str, kind: str) -> 
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, out: Path, command: str) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another `unisono {command}` is at work in {out}") from None
 
 
 def _check_same(out: Path, plan: Path, settings: Mapping[str, Any]) -> None:

@@ -38,13 +38,24 @@ def as_decided(config: Config, before: Config) -> Config:
 
 
 def check_resumable(run: RunDirectory, config: Config) -> None:
-    """Compares a run that has checkpoints with what it is to go on with.
+    """Compares a run that was trained with what it is to go on with.
 
     Raises:
-        UserError: a setting differs that is part of the state in its checkpoints.
+        UserError: a setting differs that is part of its state, or it is finished and has no
+            checkpoint, so that it would begin anew and lose its model.
     """
-    if not run.config.is_file() or not checkpoints(run.checkpoints):
+    has_checkpoint = bool(checkpoints(run.checkpoints))
+    if not run.config.is_file() or not (has_checkpoint or run.model.is_file()):
         return
+    _check_settings(run, config)
+    if not has_checkpoint and run.summary.is_file():
+        raise UserError(
+            f"{run.path} is finished, and has no checkpoint to go on from: name another --out, "
+            f"with --init {run.path} to begin with its model"
+        )
+
+
+def _check_settings(run: RunDirectory, config: Config) -> None:
     before, now = _plain(run.read_config()), _plain(config)
     for key in sorted(before.keys() | now.keys()):
         free = any(key == name or key.startswith(f"{name}.") for name in FREE)

@@ -31,7 +31,7 @@ from unisono.launch.room import check_memory, check_range, warn_of_crowd
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import Earlier, RunDirectory, write_atomically
-from unisono.runs.metrics import began_at
+from unisono.runs.metrics import began_at, since_resumption
 from unisono.runs.summary import (
     Exchanges,
     LinkTraffic,
@@ -108,24 +108,24 @@ def _train_with(
     attempt: Attempt, config: Config, out: Path, resume: bool, began: float | None
 ) -> Summary:
     """Trains until an attempt does not diverge, each from where the last one was good."""
-    with ExitStack() as stack:
-        run = stack.enter_context(made(out, config, resume=resume))
+    with made(out, config, resume=resume) as run:
         recovery = Recovery(run, config, resume=resume)
         diverges = recovery.watch if config.rate.retries else lambda event: None
-        track = stack.enter_context(tracked(config, run))
+        with tracked(config, run) as track:
 
-        def watch(event: dict[str, Any]) -> None:
-            track(event)
-            diverges(event)
+            def watch(event: dict[str, Any]) -> None:
+                track(event)
+                diverges(event)
 
-        while True:
-            note_start(run, config, 0.0 if began is None else now() - began)
-            try:
-                outcome = attempt(run, config, resume, began, watch)
-                break
-            except Diverged as error:
-                config, resume = recovery.go_back(error), True
-    return conclude(run, config, recovery.whole(outcome))
+            resumed = resume and bool(run.read_metrics())
+            while True:
+                note_start(run, config, 0.0 if began is None else now() - began, resumed=resumed)
+                try:
+                    outcome = attempt(run, config, resume, began, watch)
+                    break
+                except Diverged as error:
+                    config, resume, resumed = recovery.go_back(error), True, False
+        return conclude(run, config, recovery.whole(outcome))
 
 
 @contextmanager
@@ -141,29 +141,36 @@ def tracked(config: Config, run: RunDirectory) -> Iterator[Watch]:
 
 @contextmanager
 def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
-    """The run's directory; if the run fails before it trains, all is as it was before.
+    """The run's directory, which nobody else trains meanwhile.
 
-    So the corrected command is not refused because of the first one, and a later ``--resume`` does
-    not go on with settings that were refused.
+    If the run fails before it trains, all is as it was before. So the corrected command is not
+    refused because of the first one, and a later ``--resume`` does not go on with settings that
+    were refused.
     """
-    if resume:
-        check_resumable(RunDirectory(out), config)
-    initial = None
-    if config.init and not (resume and _has_initial(RunDirectory(out), config)):
-        initial = read_initial(config)
-    is_new = not os.path.lexists(out)
-    earlier = Earlier.of(RunDirectory(out))
-    run = RunDirectory.create(out, config, resume=resume)
-    try:
-        if initial is not None:
-            write_atomically(run.initial_model, save(initial))
-        yield run
-    except UserError:
-        if is_new:
-            run.remove_untrained()
-        elif earlier is not None:
-            earlier.put_back()
-        raise
+    run = RunDirectory(out)
+    with ExitStack() as stack:
+        is_begun = resume and run.config.is_file()
+        if is_begun:
+            stack.enter_context(run.locked())
+            check_resumable(run, config)
+        initial = None
+        if config.init and not (resume and _has_initial(run, config)):
+            initial = read_initial(config)
+        is_new = not os.path.lexists(out)
+        earlier = Earlier.of(run)
+        RunDirectory.create(out, config, resume=resume)
+        if not is_begun:
+            stack.enter_context(run.locked())
+        try:
+            if initial is not None:
+                write_atomically(run.initial_model, save(initial))
+            yield run
+        except UserError:
+            if is_new:
+                run.remove_untrained()
+            elif earlier is not None:
+                earlier.put_back()
+            raise
 
 
 def _has_initial(run: RunDirectory, config: Config) -> bool:
@@ -247,12 +254,19 @@ def check(config: Config) -> None:
         )
 
 
-def note_start(run: RunDirectory, config: Config, time: float, *, simulated: bool = False) -> None:
+def note_start(
+    run: RunDirectory,
+    config: Config,
+    time: float,
+    *,
+    resumed: bool = False,
+    simulated: bool = False,
+) -> None:
     """The first event of a run, and of each resumption, whose clock begins at 0 again."""
     strategy = make(config.strategy_name, config.strategy_options)
     lines = describe(strategy, config.first_learners)
     with contextlib.closing(Events(run.metrics)) as events:
-        about = {"lines": lines, "simulated": simulated}
+        about = {"lines": lines, "simulated": simulated, "resumed": resumed}
         events({"event": "start", "time": time, "learner": None, **about})
 
 
@@ -363,7 +377,7 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
 
     Examples are counted by what was committed: who was killed tells no number.
     """
-    events = _since_resumption(run.read_metrics())
+    events = since_resumption(run.read_metrics())
     examples = committed_examples(config, open_data(config), outcome["newly_committed"])
     begun = max(place for place, e in enumerate(events) if e["event"] == "start")
     left = [e for e in events[begun:] if e["event"] == "left"]
@@ -424,15 +438,6 @@ def _ended(outcome: dict[str, Any]) -> str:
     if not outcome["over"]:
         return "early"
     return "stopped" if outcome["stopped"] else "finished"
-
-
-def _since_resumption(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A resumption begins where the clock goes back."""
-    first = 0
-    for place in range(1, len(events)):
-        if events[place]["time"] < events[place - 1]["time"]:
-            first = place
-    return events[first:]
 
 
 def _slowest(events: list[dict[str, Any]], left: list[dict[str, Any]]) -> Slowest | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.report.history import number
-from unisono.runs.metrics import Event
+from unisono.runs.metrics import Event, goes_on
 from unisono.watch.curves import MeanCurve, Point
 from unisono.watch.event_text import describe
 from unisono.watch.learner_state import Exchange, LearnerState, Presence
@@ -106,7 +106,7 @@ class LiveRun:
     def take(self, event: Event) -> None:
         """Takes one more event; those with unknown names only go to the log."""
         name, time = event["event"], float(event["time"])
-        if name == "start" and time + self._offset < self.time:
+        if goes_on(event, self.time - self._offset):
             self._offset = self.time - time
         time += self._offset
         taker = self._takers.get(name)
