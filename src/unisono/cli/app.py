@@ -17,7 +17,7 @@ from unisono.cli.demo import demo
 from unisono.cli.doctor import doctor
 from unisono.cli.export import export
 from unisono.cli.launch import launch
-from unisono.cli.main import INTERRUPTED
+from unisono.cli.main import INTERRUPTED, heed_termination
 from unisono.cli.options import Verbose
 from unisono.cli.prepare import prepare
 from unisono.cli.report import report
@@ -97,6 +97,8 @@ def common(
     log_to_terminal(verbose=verbose)
     rank = Rank.from_environment()
     command = context.invoked_subcommand
+    if rank is None and command in ("train", "launch", "compare"):
+        heed_termination()
     if rank is None or command == "train":
         return
     if rank.number > 0:

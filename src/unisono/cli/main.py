@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
+import threading
 
 from unisono.errors import UserError
 
@@ -29,6 +31,17 @@ def main() -> None:
     except KeyboardInterrupt:
         print("unisono: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def heed_termination() -> None:
+    """SIGTERM, by which schedulers and containers end a command, does what Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # the command is ending
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,11 +60,14 @@ def entered(address: str) -> Iterator[Any]:
     host, _, port = address.rpartition(":")
     if port.isdigit() and not listens(host, int(port), _REACH_S):
         raise _not_found(address, "nobody listens there")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
     except Exception as error:
         text = str(error).strip() or repr(error)
         raise _not_found(address, text.splitlines()[0]) from None
+    if callable(on_sigterm):  # Ray puts its own there, which ends without a word
+        signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield ray
     finally:
