@@ -45,6 +45,10 @@ def trained(**options: Any) -> None:
         ({"epochs": 0}, "epochs is 0: it must be at least 1"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"batch_size": -3}, "batch_size is -3"),
+        ({"epochs": 10**30}, "epochs is 1000.*: it must be at most 1000000"),
+        ({"batch_size": 10**30}, "batch_size is 1000.*: it must be at most"),
+        ({"prefetch": 10**9}, "prefetch is 1000000000: it must be at most 10000"),
+        ({"seed": 2**63}, "seed is 9223372036854775808: it must be at most"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(options: dict[str, Any], why: str) -> None:

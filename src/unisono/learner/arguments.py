@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.config.tables import MOST, MOST_AHEAD, MOST_EPOCHS
 from unisono.errors import UserError
 from unisono.strategies.base import Strategy, examples_to_minibatches
 from unisono.strategies.options import UNIT
@@ -25,8 +26,12 @@ ENOUGH_ROUNDS = 10
 """With fewer rounds in a run its learners hardly train together."""
 
 
+_MOST = {"epochs": MOST_EPOCHS, "prefetch": MOST_AHEAD, "seed": 2**63 - 1}
+"""Of arguments that may not be ``MOST``."""
+
+
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """Checks an integer argument; raises ``UserError`` if it is none, or too small."""
+    """Checks an integer argument; raises ``UserError`` if it is none, too small or too large."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -35,6 +40,9 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
         raise UserError(f"{name} is {value!r}: it must be a whole number")
     if least is not None and number < least:
         raise UserError(f"{name} is {number}: it must be at least {least}")
+    most = _MOST.get(name, MOST)
+    if number > most:
+        raise UserError(f"{name} is {number}: it must be at most {most}")
     return number
 
 

@@ -35,12 +35,12 @@ def read_slow(texts: Sequence[str], learners: int) -> dict[int, float]:
         number, _, factor = text.partition("=")
         try:
             slow[int(number)] = float(factor)
-            if not 0 <= int(number) < learners or not 0 < float(factor) < float("inf"):
+            if not 0 <= int(number) < learners or not 0 < float(factor) <= 1e6:
                 raise ValueError
         except ValueError:
             raise UserError(
                 f"--slow {text!r} is not LEARNER=FACTOR, with a learner from 0 to {learners - 1} "
-                "and a factor above 0; for example 0=5"
+                "and a factor above 0, at most 1000000; for example 0=5"
             ) from None
     return slow
 
