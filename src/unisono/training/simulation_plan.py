@@ -18,7 +18,7 @@ from unisono.training.compare_variants import (
     plan_comparison,
 )
 from unisono.training.costs import message_cost, minibatch_seconds
-from unisono.training.plan_file import settings_of
+from unisono.training.plan_file import check_place, settings_of
 
 HOSTS = "hosts.toml"
 TABLE = "table.txt"
@@ -131,9 +131,10 @@ class Simulation:
         """The hosts with all costs: as given, of real runs, as in the directory, or measured now.
 
         Raises:
-            UserError: a cost is not the one that the directory was begun with, or cannot be
-                measured.
+            UserError: the directory cannot be made, or a cost is not the one that it was begun
+                with, or cannot be measured.
         """
+        check_place(self.out, "simulation")
         hosts = self.hosts or one_host(self.plan.base.learner_range[1])
         if self.runs:
             real = calibrate(self.runs, self.plan.base)
