@@ -142,5 +142,7 @@ def test_events_refuse_what_is_no_number(value: Any) -> None:
     with pytest.raises(unisono.UserError, match="event 'seen': 'it' is a ") as caught:
         event_fields("seen", {"it": value})
     assert "\n" not in str(caught.value)
+    with pytest.raises(unisono.UserError, match=r"event 'seen' is 3000\d\d characters"):
+        event_fields("seen", {"it": "x" * 300_000})
     with pytest.raises(unisono.UserError, match="'learner' is set for every event"):
         event_fields("seen", {"learner": 1})

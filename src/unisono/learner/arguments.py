@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import operator
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -22,6 +24,8 @@ from unisono.text import counted
 _log = logging.getLogger(__name__)
 
 _EVENT_KEYS = ("event", "learner", "time")
+_LONGEST_EVENT = 65536
+"""Half of a message."""
 ENOUGH_ROUNDS = 10
 """With fewer rounds in a run its learners hardly train together."""
 
@@ -79,11 +83,33 @@ def chosen_optimizers(model: Any, optimizer: Any) -> list[Optimizer]:
     return optimizers
 
 
+def checkpoint_folder(checkpoints: Path | str | None, *, resume: bool) -> Path | None:
+    """Checks where checkpoints are to be written, and read from with ``resume``."""
+    if checkpoints is None:
+        if resume:
+            raise UserError("resume=True goes on from checkpoints: say where, checkpoints=FOLDER")
+        return None
+    folder = Path(checkpoints)
+    for place in (folder, *folder.absolute().parents):
+        if os.path.lexists(place) and not place.is_dir():
+            raise UserError(f"checkpoints={str(folder)!r}: {place} is not a folder")
+    return folder
+
+
+def check_inside(inside: bool) -> None:
+    """Refuses what the ``with`` statement of a learner must be around."""
+    if not inside:
+        raise UserError(
+            "the learner is used outside of its with statement: put the loop over learner.draw() "
+            "inside of `with unisono.Learner(...) as learner:`"
+        )
+
+
 def event_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an event as plain data; scalars of torch and numpy become numbers.
 
     Raises:
-        UserError: a value is not made of numbers, text, lists and tables.
+        UserError: a value is not made of numbers, text, lists and tables, or they are too long.
     """
     plain: dict[str, Any] = {}
     for key, value in fields.items():
@@ -96,6 +122,12 @@ def event_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"event {name!r}: {key!r} is a {type(value).__name__}: give numbers, text, or "
                 "lists or tables of them"
             ) from None
+    size = len(json.dumps({name: plain}))
+    if size > _LONGEST_EVENT:
+        raise UserError(
+            f"event {name[:80]!r} is {size} characters: it can have {_LONGEST_EVENT}; write what "
+            "is larger into a file of your own"
+        )
     return plain
 
 
