@@ -133,6 +133,10 @@ def test_an_unknown_key_names_its_source(tmp_path: Path) -> None:
         "epochs=1.5",
         "epochs=true",
         "epochs=0",
+        "epochs=1000001",
+        "minibatch=99999999999999999999999",
+        "threads=100000",
+        "prefetch=1000000000",
         "epochs.x=1",
         "seed=-1",
         "rate=3",
@@ -176,6 +180,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "none.toml")
     assert "directory" in refusal(tmp_path)
     assert "line 2" in refusal(write(tmp_path, "epochs = 1\nseed =\n"))
+    deep = tmp_path / "deep.toml"
+    for text in ("seed = " + "[" * 2000 + "]" * 2000, "[" + ".".join("a" * 2000) + "]\nb = 1"):
+        deep.write_text(text)
+        assert "deep.toml: tables or lists within each other too deep" in refusal(deep)
     (tmp_path / "latin").write_bytes(b"prep = '\xe9'")
     assert "is not a TOML file" in refusal(tmp_path / "latin")
 

@@ -45,6 +45,10 @@ def trained(**options: Any) -> None:
         ({"epochs": 0}, "epochs is 0: it must be at least 1"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"batch_size": -3}, "batch_size is -3"),
+        ({"epochs": 10**30}, "epochs is 1000.*: it must be at most 1000000"),
+        ({"batch_size": 10**30}, "batch_size is 1000.*: it must be at most"),
+        ({"prefetch": 10**9}, "prefetch is 1000000000: it must be at most 10000"),
+        ({"seed": 2**63}, "seed is 9223372036854775808: it must be at most"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(options: dict[str, Any], why: str) -> None:
@@ -138,5 +142,7 @@ def test_events_refuse_what_is_no_number(value: Any) -> None:
     with pytest.raises(unisono.UserError, match="event 'seen': 'it' is a ") as caught:
         event_fields("seen", {"it": value})
     assert "\n" not in str(caught.value)
+    with pytest.raises(unisono.UserError, match=r"event 'seen' is 3000\d\d characters"):
+        event_fields("seen", {"it": "x" * 300_000})
     with pytest.raises(unisono.UserError, match="'learner' is set for every event"):
         event_fields("seen", {"learner": 1})

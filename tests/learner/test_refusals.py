@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,10 +69,62 @@ def test_a_second_draw() -> None:
 def test_outside_of_the_with_statement() -> None:
     model = network()
     learner = unisono.Learner(model, sgd(model))
-    with pytest.raises(unisono.UserError, match="with statement"):
+    with pytest.raises(unisono.UserError, match="outside of its with statement"):
         learner.draw(dataset(), batch_size=BATCH)
-    with pytest.raises(unisono.UserError, match="draw a minibatch first"):
-        learner.backward(loss_of(model, next(plain_batches())))
+    batch = next(plain_batches())
+    with pytest.raises(unisono.UserError, match="outside of its with statement"):
+        learner.backward(loss_of(model, batch))
+    with learner, pytest.raises(unisono.UserError, match="draw a minibatch first"):
+        learner.backward(loss_of(model, batch))
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_a_loop_behind_the_with_statement(drawn: int) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), quiet=True) as learner:
+            batches = learner.draw(dataset(), batch_size=BATCH)
+            for _ in range(drawn):
+                learner.step(loss_of(model, next(batches)))
+        for batch in batches:
+            learner.step(loss_of(model, batch))
+
+    refused(loop, "put the loop over learner.draw.. inside", alone)
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_step_inside_of_consensus(learners: int, together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), quiet=True) as learner:
+            for batch in learner.draw(dataset(), batch_size=BATCH):
+                with learner.consensus():
+                    learner.step(loss_of(model, batch))
+
+    refused(loop, "it is to look at only", together, learners)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "static", "delay"])
+def test_parameters_that_come_later(strategy: str, together: Together) -> None:
+    def loop() -> None:
+        model = network()
+        with unisono.Learner(model, sgd(model), SHARING[strategy]) as learner:
+            for number, batch in enumerate(learner.draw(dataset(), batch_size=BATCH)):
+                if number == 2:
+                    model.append(nn.Linear(3, 3))
+                learner.step(loss_of(model, batch))
+
+    refused(loop, "parameters are 115 numbers, and were 103", together, 2)
+
+
+def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
+    model = network()
+    with pytest.raises(unisono.UserError, match="say where, checkpoints=FOLDER"):
+        unisono.Learner(model, sgd(model), resume=True)
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", str(tmp_path / "file" / "ck")):
+        with pytest.raises(unisono.UserError, match="/file is not a folder"):
+            unisono.Learner(model, sgd(model), checkpoints=folder)
 
 
 @pytest.mark.parametrize("what", ["model", "seed", "strategy", "batch size", "epochs"])

@@ -11,6 +11,7 @@ from torch import nn
 
 import unisono
 from support.loops import network
+from unisono.errors import Diverged
 from unisono.fabric import TensorVector, learner
 from unisono.fabric.simulated.kernel import Kernel
 from unisono.fabric.simulated.node import SimulatedNode
@@ -126,7 +127,7 @@ def test_models_that_differ_have_other_fingerprints() -> None:
 def test_a_model_on_several_devices_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with pytest.raises(unisono.UserError, match="spread over cpu, meta"):
-        ModelStorage(model).check_device()
+        ModelStorage(model).begin()
 
 
 # The replica.
@@ -246,12 +247,15 @@ def test_the_guard(dtype: torch.dtype) -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         parameters[1].grad[299, 299] = bad  # type: ignore[index]
         assert not guard.allows(parameters)
-    assert guard.skipped == 3 and not guard.has_diverged
+    assert guard.skipped == 3
+    guard.check(0)
     for _ in range(7):
         guard.count()
-    assert guard.has_diverged
+    with pytest.raises(Diverged, match="learner 0: 10 steps were not finite"):
+        guard.check(0)
     parameters[1].grad = None
-    assert guard.allows(parameters) and not guard.has_diverged
+    assert guard.allows(parameters)
+    guard.check(0)
 
 
 def test_a_loss_that_is_not_finite_marks_its_gradients() -> None:

@@ -150,7 +150,12 @@ def test_costs_are_filled_in_where_there_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("speed = 2", "speed = 0", ["host[0].speed", "greater than 0", "0"]),
+        ("speed = 2", "speed = 0", ["host[0].speed", "greater than or equal to 0.001", "0"]),
+        ("speed = 2", "speed = 1e-300", ["host[0].speed", "0.001", "1e-300"]),
+        ("speed = 2", "contention = 1e308", ["host[0].contention", "100", "1e+308"]),
+        ("speed = 2", "count = 200000000", ["host[0].count", "100000", "200000000"]),
+        ("speed = 2", "count = 100000", ["all hosts", "400001 learners", "at most 100000"]),
+        ("speed = 2", f"a = {'[' * 2000}{']' * 2000}", ["hosts.toml", "too deep"]),
         ("speed = 2", "sped = 2", ["unknown key host[0].sped"]),
         ("learners = 4", "learners = 'four'", ["host[0].learners", "integer", "four"]),
         ('name = "old"', "", ["host[1].name is missing"]),

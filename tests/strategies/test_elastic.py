@@ -83,6 +83,7 @@ def test_one_learner_and_the_centre_follow_the_paper(push_every: int, beta: floa
         ({"beta": 1.0}, "beta is 1.0"),
         ({"push_every": 0}, "push_every is 0"),
         ({"shards": 0}, "shards is 0"),
+        ({"shards": 100_000}, "shards is 100000: it must be from 1 to 1024"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, float], message: str) -> None:

@@ -95,9 +95,15 @@ def compare(prep: Path, out: Path, runner: Here, **changes: Any) -> tuple[Compar
         "sets": QUICK,
     }
     said: list[str] = []
+    test = changes.pop("test", None)
     plan = plan_comparison(prep=prep, **(asked | changes))
     compared = Compare(
-        plan=plan, out=out, say=said.append, run_jobs=runner, measure_ceiling=two_times_as_fast
+        plan=plan,
+        out=out,
+        say=said.append,
+        test=test,
+        run_jobs=runner,
+        measure_ceiling=two_times_as_fast,
     ).run()
     return compared, said
 
@@ -262,6 +268,7 @@ def test_bad_input_is_refused_before_anything_is_made(small: Path, tmp_path: Pat
         (small, {"strategies": "averaging", "learners": 5000}, "5000 learners"),
         (tmp_path / "nowhere", {}, "nowhere"),
         (few, {}, "1 held-out speaker"),
+        (small, {"test": tmp_path / "nowhere"}, "--test .*nowhere: there is no such"),
     ):
         with pytest.raises(UserError, match=words):
             compare(prep, out, Here(), **changes)
@@ -273,7 +280,7 @@ def test_a_directory_of_something_else_is_refused(small: Path, tmp_path: Path) -
     with pytest.raises(UserError, match="no comparison"):
         compare(small, tmp_path, Here())
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="is not a directory"):
         compare(small, tmp_path / "file", Here())
 
 

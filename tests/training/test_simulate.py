@@ -16,6 +16,7 @@ from unisono.data import synthesise
 from unisono.errors import UserError
 from unisono.runs.directory import RunDirectory
 from unisono.simulation.hosts import read_hosts
+from unisono.training.plan_file import planned
 from unisono.training.simulation_plan import read_slow
 from unisono.training.worker import schedule_of
 
@@ -180,6 +181,50 @@ def test_bad_input_is_one_line(small: Path, hosts: Path, tmp_path: Path) -> None
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert read_slow(["0=5", "1=2.5"], 2) == {0: 5.0, 1: 2.5}
+
+
+def test_what_is_refused_is_refused_before_anything_is_measured(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = tmp_path / "few"
+    synthesise(
+        few,
+        speakers=5,
+        utterances_per_speaker=2,
+        frames_per_utterance=75,
+        states=8,
+        dimension=6,
+        seed=3,
+        noise=1.0,
+    )
+    (tmp_path / "file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    measured: list[object] = []
+    monkeypatch.setattr("unisono.training.simulation_plan.minibatch_seconds", measured.append)
+    for prep, strategies, out, message in (
+        (few, "averaging", "out", "1 held-out speaker"),
+        (small, "", "out", "--strategies '' names nothing"),
+        (small, "averaging", "file", "file is not a directory"),
+        (small, "averaging", "file/out", "file is not a directory"),
+        (small, "averaging", "other", "is no simulation"),
+    ):
+        with pytest.raises(UserError, match=message):
+            simulate(prep, "--strategies", strategies, "--learners", 2, "--out", tmp_path / out)
+    assert not measured
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_that_fails_before_its_first_run_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(RuntimeError), planned(out, {}, "simulate", "simulation"):
+        (out / "hosts.toml").touch()
+        raise RuntimeError
+    assert not out.exists()
+    with pytest.raises(RuntimeError), planned(out, {}, "simulate", "simulation"):
+        (out / "averaging-0").mkdir()
+        raise RuntimeError
+    assert (out / "plan.json").exists()
 
 
 def test_time_alone_is_the_time_of_a_run(small: Path, hosts: Path, tmp_path: Path) -> None:

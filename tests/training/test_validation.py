@@ -13,7 +13,7 @@ from unisono.config import load
 from unisono.data import Corpus, FrameSource, Part, Prep, halve, write_prep
 from unisono.errors import UserError
 from unisono.training.objective import FrameStates
-from unisono.training.train import check, train
+from unisono.training.train import check, made, train
 from unisono.training.validation import Score, halves, merge, score, score_groups
 
 CPU = torch.device("cpu")
@@ -96,3 +96,10 @@ def test_without_held_out_speakers_one_says_so_before_a_run_is_made(tmp_path: Pa
         train(load(None, [], settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     check(load(None, ["validation.on=none"], settings))
+
+
+def test_a_run_that_fails_before_it_trains_leaves_nothing(tmp_path: Path) -> None:
+    config = load(None, [], {})
+    with pytest.raises(RuntimeError), made(tmp_path / "run", config, resume=False):
+        raise RuntimeError
+    assert not (tmp_path / "run").exists()

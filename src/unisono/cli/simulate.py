@@ -115,7 +115,7 @@ def simulate(
     if cluster is not None and count != cluster.learners:
         raise UserError(f"--learners {count}, but {hosts} has {cluster.learners}: leave it out")
     resolved = None if prep is None else prep.resolve()
-    named = strategies or PLAN_STRATEGIES
+    named = PLAN_STRATEGIES if strategies is None else strategies
     sizes = sizes_of(None if prep is not None else cluster)
     simulation = Simulation(
         plan=plan_simulation(resolved, named, count, seeds, epochs, [*sizes, *(sets or [])]),

@@ -26,6 +26,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
+TOO_DEEP = "tables or lists within each other too deep to be read: no key needs more than three"
+
 
 def load(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) -> Config:
     """Reads a configuration: defaults, then the file, then flags, then `--set`.
@@ -38,6 +40,22 @@ def load(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) ->
     Raises:
         UserError: a file that cannot be read, an unknown key, a value that does not fit.
     """
+    try:
+        layers = _laid(file, sets, flags)
+        return Config.model_validate(layers.values)
+    except ValidationError as error:
+        raise UserError(layers.explain(error)) from None
+    except RecursionError:
+        where = "--set" if file is None else file
+        raise UserError(f"{where}: {TOO_DEEP}") from None
+
+
+def dump(config: Config) -> str:
+    """Returns the complete configuration as TOML; `load` reads back an equal one."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def _laid(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) -> _Layers:
     layers = _Layers()
     if file is not None:
         layers.lay((), _read(file), f"in {file}")
@@ -52,15 +70,7 @@ def load(file: Path | None, sets: Sequence[str], flags: Mapping[str, object]) ->
         if not equals or not all(path):
             raise UserError(f"--set {text!r} is not key=value; for example --set rate.start=0.1")
         layers.lay(path, _value(path, value.strip()), "from --set")
-    try:
-        return Config.model_validate(layers.values)
-    except ValidationError as error:
-        raise UserError(layers.explain(error)) from None
-
-
-def dump(config: Config) -> str:
-    """Returns the complete configuration as TOML; `load` reads back an equal one."""
-    return tomli_w.dumps(config.model_dump(exclude_none=True))
+    return layers
 
 
 class _Layers:

@@ -8,8 +8,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+MOST = 10**12
+"""Of anything that is counted: as frames, 300 years of speech."""
+MOST_EPOCHS = 10**6
+"""So many epochs of ``MOST`` minibatches are numbered in 64 bits."""
+MOST_AHEAD = 10**4
+"""Minibatches made ahead: each has a place and a message of its own from the start."""
+_MOST_THREADS = 1024
+"""Above the cores of any machine; of many more the system refuses some, and torch ends."""
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Plain = str | int | float | bool
@@ -349,8 +358,11 @@ class Config(ConfigTable):
         strict=False,
         description="sgd, ng-sgd or adamw; auto: sgd for 1 learner, ng-sgd for more",
     )
-    epochs: Positive = Field(
-        default=3, description="passes over the training frames; ctc: 15 by default"
+    epochs: int = Field(
+        default=3,
+        ge=1,
+        le=MOST_EPOCHS,
+        description="passes over the training frames; ctc: 15 by default",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of parameters and order of data")
     minibatch: Positive = Field(
@@ -360,8 +372,10 @@ class Config(ConfigTable):
     processes_per_learner: Positive = Field(
         default=1, description="processes per learner; each computes a slice of every minibatch"
     )
-    threads: Count = Field(
+    threads: int = Field(
         default=0,
+        ge=0,
+        le=_MOST_THREADS,
         description="cores per process; 0: cores // processes of all learners, at least 1",
     )
     device: DeviceChoice = Field(
@@ -385,7 +399,9 @@ class Config(ConfigTable):
         description="where figures go besides metrics.jsonl: tensorboard, or a tracker of another "
         "package; empty: nowhere",
     )
-    prefetch: Count = Field(default=4, description="minibatches made ahead; 0: none")
+    prefetch: int = Field(
+        default=4, ge=0, le=MOST_AHEAD, description="minibatches made ahead; 0: none"
+    )
     network: NetworkConfig = NetworkConfig()
     augment: AugmentConfig = AugmentConfig()
     rate: RateConfig = RateConfig()

@@ -108,6 +108,12 @@ class Corpus:
         identity, times = Counter(self.utterances).most_common(1)[0]
         if times > 1:
             self._refuse(f"utterance id {identity!r} occurs {times} times: ids must be distinct")
+        torn = [name for name in self.utterances if name.split() != [name]]
+        if torn:
+            self._refuse(
+                f"utterance id {torn[0]!r} is empty or has blanks or line ends, which end an id in "
+                "Kaldi's files: name it otherwise"
+            )
         both = self._speakers_of(Part.TRAIN) & self._speakers_of(Part.HELDOUT)
         if both:
             self._refuse(

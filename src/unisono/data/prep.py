@@ -101,6 +101,11 @@ class Prep:
         seconds = self.header.frame_shift_s
         return None if seconds is None else timedelta(seconds=seconds)
 
+    def speakers_of(self, part: Part) -> list[str]:
+        """The speaker of each of its utterances."""
+        table = self.table
+        return [table.speakers[table.speaker[u]] for u in self.utterances_of(part)]
+
     def utterances_of(self, part: Part) -> NDArray[np.int64]:
         """The numbers of the utterances of a part, rising."""
         return np.flatnonzero([of is part for of in self.table.part])

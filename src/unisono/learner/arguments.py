@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import operator
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.config.tables import MOST, MOST_AHEAD, MOST_EPOCHS
 from unisono.errors import UserError
 from unisono.strategies.base import Strategy, examples_to_minibatches
 from unisono.strategies.options import UNIT
@@ -21,12 +24,18 @@ from unisono.text import counted
 _log = logging.getLogger(__name__)
 
 _EVENT_KEYS = ("event", "learner", "time")
+_LONGEST_EVENT = 65536
+"""Half of a message."""
 ENOUGH_ROUNDS = 10
 """With fewer rounds in a run its learners hardly train together."""
 
 
+_MOST = {"epochs": MOST_EPOCHS, "prefetch": MOST_AHEAD, "seed": 2**63 - 1}
+"""Of arguments that may not be ``MOST``."""
+
+
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """Checks an integer argument; raises ``UserError`` if it is none, or too small."""
+    """Checks an integer argument; raises ``UserError`` if it is none, too small or too large."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -35,6 +44,9 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
         raise UserError(f"{name} is {value!r}: it must be a whole number")
     if least is not None and number < least:
         raise UserError(f"{name} is {number}: it must be at least {least}")
+    most = _MOST.get(name, MOST)
+    if number > most:
+        raise UserError(f"{name} is {number}: it must be at most {most}")
     return number
 
 
@@ -71,11 +83,33 @@ def chosen_optimizers(model: Any, optimizer: Any) -> list[Optimizer]:
     return optimizers
 
 
+def checkpoint_folder(checkpoints: Path | str | None, *, resume: bool) -> Path | None:
+    """Checks where checkpoints are to be written, and read from with ``resume``."""
+    if checkpoints is None:
+        if resume:
+            raise UserError("resume=True goes on from checkpoints: say where, checkpoints=FOLDER")
+        return None
+    folder = Path(checkpoints)
+    for place in (folder, *folder.absolute().parents):
+        if os.path.lexists(place) and not place.is_dir():
+            raise UserError(f"checkpoints={str(folder)!r}: {place} is not a folder")
+    return folder
+
+
+def check_inside(inside: bool) -> None:
+    """Refuses what the ``with`` statement of a learner must be around."""
+    if not inside:
+        raise UserError(
+            "the learner is used outside of its with statement: put the loop over learner.draw() "
+            "inside of `with unisono.Learner(...) as learner:`"
+        )
+
+
 def event_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an event as plain data; scalars of torch and numpy become numbers.
 
     Raises:
-        UserError: a value is not made of numbers, text, lists and tables.
+        UserError: a value is not made of numbers, text, lists and tables, or they are too long.
     """
     plain: dict[str, Any] = {}
     for key, value in fields.items():
@@ -88,6 +122,12 @@ def event_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"event {name!r}: {key!r} is a {type(value).__name__}: give numbers, text, or "
                 "lists or tables of them"
             ) from None
+    size = len(json.dumps({name: plain}))
+    if size > _LONGEST_EVENT:
+        raise UserError(
+            f"event {name[:80]!r} is {size} characters: it can have {_LONGEST_EVENT}; write what "
+            "is larger into a file of your own"
+        )
     return plain
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from unisono.errors import UserError
+from unisono.errors import Diverged, UserError
 
 IN_A_ROW = 10
 """So many steps in a row that are not finite mean that the learner has diverged."""
@@ -57,10 +57,12 @@ class FiniteGuard:
         self.skipped += 1
         self._in_a_row += 1
 
-    @property
-    def has_diverged(self) -> bool:
-        """Whether too many steps in a row were not finite."""
-        return self._in_a_row >= IN_A_ROW
+    def check(self, learner: int) -> None:
+        """Raises ``Diverged`` if too many steps in a row were not finite."""
+        if self._in_a_row >= IN_A_ROW:
+            raise Diverged(
+                f"learner {learner}: {self.skipped} steps were not finite, the last ten in a row"
+            )
 
 
 def _are_finite(grads: list[torch.Tensor]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unisono.errors import UserError
-from unisono.learner.arguments import chosen_optimizers
+from unisono.learner.arguments import check_inside, chosen_optimizers
 from unisono.learner.data_feed import DataFeed
 from unisono.learner.learner import Learner
 from unisono.learner.optimizers import Optimizers
@@ -56,6 +56,7 @@ class HelperProcess(Learner):
         if self._resume and self._checkpoints is not None:
             self._processes.hear_state()
         while True:
+            check_inside(self._inside)
             turn = self._processes.hear(feed)
             if turn.minibatch is None:
                 break

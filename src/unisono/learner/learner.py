@@ -17,10 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from unisono.coordinator.messages import Stop
-from unisono.errors import Diverged, ProcessLost, UserError
+from unisono.errors import ProcessLost, UserError
 from unisono.fabric import Cancelled, Fabric
 from unisono.fabric.blocking import check_may_block
 from unisono.learner.arguments import (
+    check_inside,
+    checkpoint_folder,
     chosen_optimizers,
     chosen_strategy,
     event_fields,
@@ -112,7 +114,7 @@ class Learner:
         self._draws = Draws(epochs)
         self._seed = whole_number("seed", seed)
         self._prefetch = whole_number("prefetch", prefetch, least=0)
-        self._checkpoints = None if checkpoints is None else Path(checkpoints)
+        self._checkpoints = checkpoint_folder(checkpoints, resume=resume)
         self._checkpoint_every = whole_number("checkpoint_every", checkpoint_every, least=0)
         self._keep = whole_number("keep", keep, least=1)
         self._resume = resume
@@ -197,11 +199,10 @@ class Learner:
             batch_size: examples a minibatch, for what is no DataLoader.
             minibatches: how many an epoch has, for an iterable without a length.
         """
-        if not self._inside:
-            raise UserError("use the learner in a with statement: with unisono.Learner(...) as l")
+        check_inside(self._inside)
         all_epochs, epoch = self._draws.next(source, epochs)
         if self._stream is None:
-            self._storage.check_device()
+            self._storage.begin()
             # Fork the workers before there are connections that they would inherit.
             data = as_source(source, batch_size, minibatches)
             feed = self._feed = make_feed(
@@ -275,12 +276,10 @@ class Learner:
     @contextmanager
     def consensus(self) -> Iterator[nn.Module]:
         """A context in which the model holds the consensus in place of its own parameters."""
-        session = self._session
-        vector = None if session is None or self._rejoiner is None else self._rejoiner.consensus()
-        if session is None or vector is None:
+        if self._session is None or self._rejoiner is None:
             yield self.model
             return
-        with session.replica.showing(vector):
+        with self._session.replica.showing(self._rejoiner.consensus()):
             yield self.model
 
     @property
@@ -372,6 +371,7 @@ class Learner:
         make = partial(self._make_session, task)
         rejoiner = self._rejoiner = Rejoiner(self._placement, make, self._join, self._before_rejoin)
         while True:
+            check_inside(self._inside)
             self._end_iteration(rejoiner, progress)
             if self._stopped or rejoiner.is_asked_to_leave:
                 rejoiner.leave_early()
@@ -474,11 +474,7 @@ class Learner:
             if self._optimizers.half_done:
                 self._optimizers.finish_update()
             self._updates.notice_skip(session)
-        if self._guard.has_diverged:
-            raise Diverged(
-                f"learner {self.number}: {self._guard.skipped} steps were not finite, the last "
-                "ten in a row"
-            )
+        self._guard.check(self.number)
         if not progress.current.stand_in:
             assert self._feed is not None
             if self.meter.trained(self._feed.count(progress.current)):
@@ -491,7 +487,8 @@ class Learner:
                 self.meter.report(progress.progress, progress.examples, rate)
 
     def _need_rejoiner(self) -> Rejoiner:
-        if self._rejoiner is None or not self._inside:
+        check_inside(self._inside)
+        if self._rejoiner is None:
             raise UserError("draw a minibatch first: for x, y in learner.draw(...)")
         return self._rejoiner
 

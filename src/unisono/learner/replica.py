@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 from unisono.coordinator.client import Client
@@ -102,19 +102,29 @@ class LearnerReplica:
         self._trained = TrainedWork()
         self._updating = False
         self._own: Vector | None = None
+        self.is_showing = False
+        """Whether the model is to be looked at only, and may hold other parameters."""
         self.reached = 0.0
         """The share of all minibatches that were handed out when the current one was."""
 
     # The learner's thread.
 
-    @property
-    def is_showing(self) -> bool:
-        """Whether the model holds other parameters than the learner's own."""
-        return self._own is not None
+    @contextmanager
+    def showing(self, value: Vector | None) -> Iterator[None]:
+        """A context to look at the model in, without an update of it.
+
+        The model holds ``value``, or, with None, the learner's own parameters, which others see in
+        either case.
+        """
+        self.is_showing = True
+        try:
+            with nullcontext() if value is None else self._holding(value):
+                yield
+        finally:
+            self.is_showing = False
 
     @contextmanager
-    def showing(self, value: Vector) -> Iterator[None]:
-        """A context in which the model holds ``value``; others still see the learner's own."""
+    def _holding(self, value: Vector) -> Iterator[None]:
         with self._lock:
             own: Vector = self._storage.new()
             self._storage.read(own)()

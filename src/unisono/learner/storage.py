@@ -34,6 +34,8 @@ class ModelStorage:
         self._model = model
         self._free: list[TensorVector] = []
         self._streams: _Streams | None = None
+        self._count: int | None = None
+        """How many numbers the parameters are, from the beginning of the run on."""
         for name, parameter in model.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise UserError(f"parameter {name} has no shape yet: run the model once first")
@@ -48,7 +50,14 @@ class ModelStorage:
     @property
     def parameters(self) -> list[torch.Tensor]:
         """The parameters, tied ones once."""
-        return [p for p in self._model.parameters() if p.is_floating_point()]
+        found: list[torch.Tensor] = [p for p in self._model.parameters() if p.is_floating_point()]
+        count = sum(p.numel() for p in found)
+        if self._count not in (None, count):
+            raise UserError(
+                f"the model's parameters are {count} numbers, and were {self._count} when the run "
+                "began: add and remove parameters before learner.draw()"
+            )
+        return found
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -70,8 +79,9 @@ class ModelStorage:
     def device(self) -> str:
         return str(self.tensors[0].device)
 
-    def check_device(self) -> None:
-        """Refuses a model that is spread over devices."""
+    def begin(self) -> None:
+        """Refuses a model that is spread over devices; from now on its size may not change."""
+        self._count = sum(p.numel() for p in self.parameters)
         devices = sorted({str(t.device) for t in self.tensors})
         if len(devices) > 1:
             raise UserError(

@@ -80,7 +80,7 @@ class RunDirectory:
                 raise UserError(f"{path} exists already; name another --out, or add --resume")
             if not os.path.isfile(run.config) and not _is_empty_folder(path):
                 raise UserError(f"{path} is not a run to resume: it has no {run.config.name}")
-        _check_room(path)
+        check_room(path)
         try:
             run.path.mkdir(parents=True, exist_ok=resume)
             write_atomically(run.config, dump(config).encode())
@@ -242,7 +242,7 @@ def _is_empty_folder(path: Path) -> bool:
         return False
 
 
-def _check_room(path: Path) -> None:
+def check_room(path: Path) -> None:
     """Asks the nearest folder that exists for leave to write and for room."""
     parent = path.absolute()
     while not os.path.isdir(parent):

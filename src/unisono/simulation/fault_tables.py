@@ -19,7 +19,7 @@ class StragglerTable(ConfigTable):
     ``for_s`` in a burst, with ``every_s`` in bursts.
     """
 
-    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+    factor: Annotated[float, Field(ge=1, le=1e6)] = Field(
         description="how many times longer a minibatch takes then"
     )
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(

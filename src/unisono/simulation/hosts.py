@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 import tomli_w
 from pydantic import Field, ValidationError
 
+from unisono.config.layers import TOO_DEEP
 from unisono.config.tables import Amount, ConfigTable, OptimizerChoice, Positive
 from unisono.errors import UserError
 from unisono.simulation.fault_tables import FaultTable, StragglerTable
@@ -20,9 +22,14 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
+_MOST_LEARNERS = 100_000
+"""On all hosts: each is simulated in full, with some 0.1 MB of memory."""
+_SLOWEST, _FASTEST = 1e-3, 1e6
+"""Learners speak every few seconds, of virtual time too: minibatches that take years do not end."""
 MBIT = 1e6 / 8
 """Bytes a second."""
 
+_Few = Annotated[int, Field(ge=1, le=_MOST_LEARNERS)]
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -47,16 +54,24 @@ class HostTable(ConfigTable):
     """`[[host]]`: one machine."""
 
     name: str = Field(min_length=1, description="what the machine is called")
-    learners: Positive = Field(default=1, description="learners on it")
-    speed: Above = Field(default=1.0, description="minibatches a second, relative to others")
+    learners: _Few = Field(default=1, description="learners on it")
+    speed: float = Field(
+        default=1.0,
+        ge=_SLOWEST,
+        le=_FASTEST,
+        description="minibatches a second, relative to others",
+    )
     spread: Amount = Field(
-        default=0.0, description="standard deviation of the logarithm of a minibatch's time"
+        default=0.0,
+        le=3,
+        description="standard deviation of the logarithm of a minibatch's time",
     )
     contention: Amount = Field(
         default=0.0,
+        le=100,
         description="how much longer a minibatch takes for each doubling of the learners on it",
     )
-    count: Positive = Field(
+    count: _Few = Field(
         default=1, description="machines like this, named NAME-0, NAME-1, ...; 1: NAME"
     )
     rack: str = Field(default="", description="the [[rack]] whose uplink it uses; empty: none")
@@ -114,7 +129,9 @@ class Hosts(ConfigTable):
     """
 
     training: TrainingTable | None = None
-    minibatch_ms: dict[Annotated[OptimizerChoice, Field(strict=False)], Above] = Field(default={})
+    minibatch_ms: dict[
+        Annotated[OptimizerChoice, Field(strict=False)], Annotated[Above, Field(le=1e7)]
+    ] = Field(default={})
     shared_memory: Link | None = None
     network: Link = Link(bandwidth_mbit=1000.0, latency_ms=0.1)
     rack: list[RackTable] = Field(default=[])
@@ -205,7 +222,8 @@ class Hosts(ConfigTable):
 
 
 def one_host(learners: int) -> Hosts:
-    """All learners on one machine."""
+    """All learners on one machine; raises ``UserError`` for too many."""
+    _check_learners("--learners", learners)
     return Hosts(host=[HostTable(name="localhost", learners=learners)])
 
 
@@ -217,17 +235,26 @@ def read_hosts(file: Path) -> Hosts:
     """
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
+        hosts = Hosts.model_validate(values)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{file} is not a TOML file: {' '.join(str(error).split())}") from None
-    try:
-        hosts = Hosts.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{file}: {_explain(error)}") from None
+    except RecursionError:
+        raise UserError(f"{file}: {TOO_DEEP}") from None
+    _check_learners(f"{file}: all hosts", sum(host.learners * host.count for host in hosts.host))
     hosts = hosts.model_copy(update={"host": [one for host in hosts.host for one in _each(host)]})
     _check(file, hosts)
     return hosts
+
+
+def _check_learners(where: str, learners: int) -> None:
+    if learners > _MOST_LEARNERS:
+        raise UserError(
+            f"{where}: {learners} learners; at most {_MOST_LEARNERS} can be simulated: use fewer"
+        )
 
 
 def _each(host: HostTable) -> list[HostTable]:
@@ -294,4 +321,4 @@ def _explain(error: ValidationError) -> str:
     if fault["type"] == "missing":
         return f"{key} is missing"
     text = fault["msg"].replace("Input should be", "must be")
-    return f"{key} {text}, but is {fault['input']!r}"
+    return f"{key} {text}, but is {reprlib.repr(fault['input'])}"

@@ -18,6 +18,7 @@ from unisono.strategies.base import (
     check_finite,
 )
 from unisono.strategies.engines.server_worker import ServerParticipant
+from unisono.strategies.options import check_shards
 
 
 @dataclass
@@ -124,8 +125,7 @@ class Elastic(Strategy):
             raise UserError(f"push_every is {self.push_every}: give at least one minibatch")
         if not 0 < self.beta < 1:
             raise UserError(f"beta is {self.beta}: it must be above 0 and below 1")
-        if self.shards < 1:
-            raise UserError(f"shards is {self.shards}: there must be at least one")
+        check_shards(self.shards)
 
     @property
     def waits(self) -> str:

@@ -21,6 +21,15 @@ strategy, are divided by the frames of a chunk (``Strategy.in_chunks_of``).
 CODE_ONLY = {IN_CODE: True}
 """Metadata of an option that is an object, and can only be set in Python."""
 
+_MOST_SHARDS = 1024
+"""A push is a message to each, and one message tells who holds them all."""
+
+
+def check_shards(shards: int) -> None:
+    """Whether a model can lie in so many shards; raises ``UserError``."""
+    if not 1 <= shards <= _MOST_SHARDS:
+        raise UserError(f"shards is {shards}: it must be from 1 to {_MOST_SHARDS}")
+
 
 def checked_option(kind: type, option: Field[Any], value: Any) -> Any:
     """Converts the value of a field of a strategy's class: ``"static"`` to ``Sharding.STATIC``.

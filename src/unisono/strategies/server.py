@@ -17,6 +17,7 @@ from unisono.strategies.engines.accumulators import (
     GradientAccumulator,
 )
 from unisono.strategies.engines.server_worker import ServerParticipant
+from unisono.strategies.options import check_shards
 
 
 class PushKind(str, Enum):
@@ -81,8 +82,7 @@ class Server(Strategy):
             raise UserError(f"push_every is {self.push_every}: give minibatches, or 0 to choose")
         if self.push_every == 0:
             object.__setattr__(self, "push_every", MINIBATCHES[self.push])
-        if self.shards < 1:
-            raise UserError(f"shards is {self.shards}: there must be at least one")
+        check_shards(self.shards)
         if self.bound < 0:
             raise UserError(f"bound is {self.bound}: it cannot be negative; 0 drops nothing")
         if not 0 <= self.warm_start < 1:

@@ -11,6 +11,7 @@ from typing import Any
 
 from unisono.config import Config
 from unisono.data import Part, Prep, halve
+from unisono.errors import UserError
 from unisono.report.choice import Cell, Row, best_solo, judge
 from unisono.report.comparison import Comparison
 from unisono.report.comparison_page import render
@@ -58,7 +59,10 @@ class Compare:
         jobs = list(self.plan.jobs(self.out))
         for job in jobs:
             check(job.config)
-        choosing, reporting = self._speakers()
+        if self.test is not None and not self.test.exists():
+            raise UserError(f"--test {self.test}: there is no such folder or file")
+        prep = Prep.open(Path(self.plan.base.prep))
+        choosing, reporting = halve(prep.speakers_of(Part.HELDOUT))
         learners = self.plan.base.learner_range[1]
         with planned(self.out, self._settings(), "compare", "comparison"):
             ceiling = self._ceiling(learners)
@@ -79,12 +83,6 @@ class Compare:
             write_atomically(self.out / "compare.json", comparison.to_json(self.out).encode())
             write_atomically(self.out / "report.html", render(comparison).encode())
         return comparison
-
-    def _speakers(self) -> tuple[frozenset[str], frozenset[str]]:
-        prep = Prep.open(Path(self.plan.base.prep))
-        table = prep.table
-        heldout = [table.speakers[table.speaker[u]] for u in prep.utterances_of(Part.HELDOUT)]
-        return halve(heldout)
 
     def _settings(self) -> dict[str, Any]:
         """All that the runs depend on, by name."""

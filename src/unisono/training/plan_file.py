@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from unisono.config import Config
 from unisono.data import Prep
 from unisono.errors import UserError
 from unisono.fabric.files import take_lock
-from unisono.runs.directory import write_atomically
+from unisono.runs.directory import check_room, write_atomically
 
 PLAN = "plan.json"
 
@@ -30,9 +31,26 @@ def settings_of(config: Config) -> dict[str, Any]:
     return settings
 
 
+def check_place(out: Path, kind: str) -> None:
+    """Whether the directory can be made, or gone on with.
+
+    Raises:
+        UserError: it cannot be written, or is something else.
+    """
+    check_room(out)
+    try:
+        taken = out.is_dir() and not (out / PLAN).exists() and any(out.iterdir())
+    except OSError as error:
+        raise UserError(f"cannot read {out}: {error.strerror}") from None
+    if taken:
+        raise UserError(f"{out} is there, and is no {kind}: name another --out")
+
+
 @contextmanager
 def planned(out: Path, settings: Mapping[str, Any], command: str, kind: str) -> Iterator[None]:
     """Inside, the directory is there with this plan, and nobody else is at work in it.
+
+    If that fails before there is any run in a new directory, it is removed.
 
     Args:
         out: the directory.
@@ -45,21 +63,26 @@ def planned(out: Path, settings: Mapping[str, Any], command: str, kind: str) -> 
             process is at work in it.
     """
     plan = out / PLAN
+    is_new = not os.path.lexists(out)
+    check_place(out, kind)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not plan.exists() and any(out.iterdir()):
-            raise UserError(f"{out} is there, and is no {kind}: name another --out")
         descriptor = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
+    locked = take_lock(descriptor)
     try:
-        if not take_lock(descriptor):
+        if not locked:
             raise UserError(f"another `unisono {command}` is at work in {out}")
         if plan.exists():
             _check_same(out, plan, settings)
         else:
             write_atomically(plan, json.dumps(settings, indent=1).encode())
         yield
+    except Exception:
+        if locked and is_new and not any(path.is_dir() for path in out.iterdir()):
+            shutil.rmtree(out, ignore_errors=True)
+        raise
     finally:
         os.close(descriptor)
 

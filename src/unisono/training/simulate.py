@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from unisono.data import Part
+from unisono.data import Part, Prep, halve
 from unisono.fabric.local.background import now
 from unisono.report.outcome import RunOutcome, read_result
 from unisono.report.report import write_report
@@ -36,6 +37,7 @@ class Simulate:
         jobs = simulation.jobs()
         for job in jobs:
             check(job.config)
+        halve(Prep.open(Path(simulation.plan.base.prep)).speakers_of(Part.HELDOUT))
         hosts = simulation.costed(jobs)
         with planned(out, simulation.settings(hosts), "simulate", "simulation"):
             write_atomically(out / HOSTS, hosts.dump().encode())

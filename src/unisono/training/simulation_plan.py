@@ -18,7 +18,7 @@ from unisono.training.compare_variants import (
     plan_comparison,
 )
 from unisono.training.costs import message_cost, minibatch_seconds
-from unisono.training.plan_file import settings_of
+from unisono.training.plan_file import check_place, settings_of
 
 HOSTS = "hosts.toml"
 TABLE = "table.txt"
@@ -35,12 +35,12 @@ def read_slow(texts: Sequence[str], learners: int) -> dict[int, float]:
         number, _, factor = text.partition("=")
         try:
             slow[int(number)] = float(factor)
-            if not 0 <= int(number) < learners or not 0 < float(factor) < float("inf"):
+            if not 0 <= int(number) < learners or not 0 < float(factor) <= 1e6:
                 raise ValueError
         except ValueError:
             raise UserError(
                 f"--slow {text!r} is not LEARNER=FACTOR, with a learner from 0 to {learners - 1} "
-                "and a factor above 0; for example 0=5"
+                "and a factor above 0, at most 1000000; for example 0=5"
             ) from None
     return slow
 
@@ -131,9 +131,10 @@ class Simulation:
         """The hosts with all costs: as given, of real runs, as in the directory, or measured now.
 
         Raises:
-            UserError: a cost is not the one that the directory was begun with, or cannot be
-                measured.
+            UserError: the directory cannot be made, or a cost is not the one that it was begun
+                with, or cannot be measured.
         """
+        check_place(self.out, "simulation")
         hosts = self.hosts or one_host(self.plan.base.learner_range[1])
         if self.runs:
             real = calibrate(self.runs, self.plan.base)

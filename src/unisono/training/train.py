@@ -165,7 +165,7 @@ def made(out: Path, config: Config, *, resume: bool) -> Iterator[RunDirectory]:
             if initial is not None:
                 write_atomically(run.initial_model, save(initial))
             yield run
-        except UserError:
+        except Exception:
             if is_new:
                 run.remove_untrained()
             elif earlier is not None:
