@@ -7,7 +7,6 @@ import functools
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from unisono.data import Part, UtteranceSource
 from unisono.errors import Cause, Diverged, UserError
 from unisono.fabric.local.forked import name_process
 from unisono.fabric.local.stack_dump import allow_stack_dumps
-from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error
+from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error, leave
 from unisono.learner.arguments import warn_of_few_rounds
 from unisono.learner.learner import Learner
 from unisono.learner.placement import (
@@ -414,10 +413,10 @@ def main() -> None:
             Worker(run, resume=options.resume, local_number=number, serves=serves).run()
         # The process that started this one says what it does about a run that diverges.
         except Diverged:
-            sys.exit(DIVERGED)
+            leave(DIVERGED)
         except Abandoned as abandoned:
             if abandoned.failure.cause is Cause.DIVERGED:
-                sys.exit(ABANDONED)
+                leave(ABANDONED)
             raise
 
 
