@@ -6,8 +6,11 @@ import io
 import sys
 
 from unisono.errors import UserError
+from unisono.output import go_on_without_output, output_lost, tell
 
 INTERRUPTED = 130
+_PRINTED = {"doctor", "--keys", "--help", "-h", "--version"}
+"""What is of no use where it cannot be printed."""
 
 
 def main() -> None:
@@ -15,20 +18,29 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A word that the terminal cannot show is no reason to end.
         sys.stdout.reconfigure(errors="backslashreplace")
+    go_on_without_output()
     try:
-        from unisono.cli.app import app
-        from unisono.coordinator.client import Abandoned
-
-        try:
-            app()
-        except Abandoned as error:
-            raise UserError(str(error)) from None
+        _run()
     except UserError as error:
-        print(f"unisono: {error}", file=sys.stderr)
+        tell(f"unisono: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
-        print("unisono: interrupted", file=sys.stderr)
+        tell("unisono: interrupted")
         sys.exit(INTERRUPTED)
+
+
+def _run() -> None:
+    from unisono.cli.app import app
+    from unisono.coordinator.client import Abandoned
+
+    try:
+        app()
+    except Abandoned as error:
+        raise UserError(str(error)) from None
+    except SystemExit as end:
+        if output_lost() and not end.code and _PRINTED & set(sys.argv):
+            sys.exit(2)
+        raise
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ from unisono.learner.placement import (
     find_placement,
     stacks_file,
 )
-from unisono.learner.uncaught import install
+from unisono.learner.uncaught import install, say_once
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD, Schedule, Switched
+from unisono.output import go_on_without_output
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
 from unisono.training.builders import (
@@ -402,6 +403,7 @@ def main() -> None:
     serves = SERVES in os.environ
     name_process(f"{'server' if serves else 'learner'} {os.environ.get(LEARNER, '')}")
     install()
+    go_on_without_output(say_once)
     log_to_terminal()
     number = int(os.environ.get(LEARNER, "0"))
     if directory := os.environ.get(DIRECTORY):  # a launcher of this machine, which may ask for them
