@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import logging
 import sys
 
 from unisono.errors import UserError
@@ -11,6 +13,8 @@ from unisono.output import go_on_without_output, output_lost, tell
 INTERRUPTED = 130
 _PRINTED = {"doctor", "--keys", "--help", "-h", "--version"}
 """What is of no use where it cannot be printed."""
+_UNREACHABLE = {errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG}
+"""Errors of paths that a user gave: whether there is a file cannot even be asked."""
 
 
 def main() -> None:
@@ -37,6 +41,11 @@ def _run() -> None:
         app()
     except Abandoned as error:
         raise UserError(str(error)) from None
+    except OSError as error:
+        if error.filename is None or error.errno not in _UNREACHABLE:
+            raise
+        logging.getLogger(__name__).debug("unisono: a path is unusable", exc_info=True)
+        raise UserError(f"cannot use {error.filename}: {error.strerror}") from None
     except SystemExit as end:
         if output_lost() and not end.code and _PRINTED & set(sys.argv):
             sys.exit(2)
