@@ -262,6 +262,44 @@ def test_bad_input_is_one_line(
     assert is_one_line(error, *words), error
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "LONG"],
+        ["watch", "LONG"],
+        ["export", "LONG", "--out", "OUT"],
+        ["decode", "LONG", "LONG", "--out", "OUT"],
+        ["train", "LONG", "--out", "OUT"],
+        ["train", "PREP", "--out", "OUT", "--init", "LONG"],
+        ["compare", "LONG", "--strategies", "averaging", "--out", "OUT"],
+        ["prepare", "--frames", "LONG", "--out", "OUT"],
+        ["launch", "LONG"],
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_one_line(
+    run: Run, prep: Path, tmp_path: Path, arguments: list[str]
+) -> None:
+    places = {"PREP": str(prep), "LONG": "x" * 300, "OUT": str(tmp_path / "out")}
+    status, _, error = run(*[places.get(a, a) for a in arguments])
+    assert status == 2
+    assert is_one_line(error, "x" * 300, "File name too long"), error
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(errno.EACCES, True), (errno.ENOENT, False)])
+def test_a_folder_of_somebody_else_is_one_line_and_a_bug_is_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int, is_told: bool
+) -> None:
+    def fail(path: Path) -> bool:
+        raise OSError(number, "no reason", str(path))
+
+    monkeypatch.setattr(Path, "is_file", fail)
+    if is_told:
+        assert run("launch", "s.py") == (2, "", "unisono: cannot use s.py: no reason\n")
+    else:
+        with pytest.raises(FileNotFoundError):
+            run("launch", "s.py")
+
+
 def test_a_torn_prep_is_one_line(run: Run, prep: Path, tmp_path: Path) -> None:
     torn = tmp_path / "torn"
     torn.mkdir()

@@ -24,9 +24,9 @@ from support import processes_loop, whole_model
 from support.learner_logs import read_logs
 from support.processes_loop import PER_EPOCH
 from unisono.errors import UserError
-from unisono.fabric.local.child_processes import ChildExit
+from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.launch import learner_processes, script_main
-from unisono.launch.exit_codes import DIVERGED, INCOMPLETE
+from unisono.launch.exit_codes import ABANDONED, DIVERGED, INCOMPLETE, left_with
 from unisono.launch.learner_processes import LearnerProcesses
 from unisono.launch.local import Launch, Outcome
 from unisono.launch.script import launch_script
@@ -212,6 +212,8 @@ def ends_of(*scripts: str) -> list[ChildExit]:
 
 
 FOREVER = "exec sleep 1000"
+LEFT = "printf 'unisono: {0}' > /proc/$$/comm; exit {0}"
+HAS_DIVERGED, IS_INCOMPLETE = LEFT.format(DIVERGED), LEFT.format(INCOMPLETE)
 
 
 @pytest.mark.parametrize(
@@ -220,11 +222,12 @@ FOREVER = "exec sleep 1000"
         (["exit 0", FOREVER], ("learner 0", 0)),
         (["kill -9 $$", FOREVER], ("learner 0", -9)),
         ([FOREVER, "kill -9 $$"], ("learner 0", INCOMPLETE)),
-        (["exit 75", FOREVER], ("learner 0", DIVERGED)),
-        (["exit 76", FOREVER], ("learner 0", INCOMPLETE)),
-        (["exit 76", "exit 76"], ("learner 0", INCOMPLETE)),
-        (["exit 76", "exit 2"], ("process 1 of learner 0", 2)),
-        (["exit 2", "exit 76"], ("learner 0", 2)),
+        ([HAS_DIVERGED, FOREVER], ("learner 0", DIVERGED)),
+        ([IS_INCOMPLETE, FOREVER], ("learner 0", INCOMPLETE)),
+        ([IS_INCOMPLETE, IS_INCOMPLETE], ("learner 0", INCOMPLETE)),
+        ([IS_INCOMPLETE, "exit 2"], ("process 1 of learner 0", 2)),
+        ([FOREVER, "exit 76"], ("process 1 of learner 0", 76)),
+        (["exit 2", IS_INCOMPLETE], ("learner 0", 2)),
         (["exec sleep 0.2", "exit 0"], ("learner 0", 0)),
     ],
 )
@@ -233,6 +236,23 @@ def test_one_end_a_learner(
 ) -> None:
     monkeypatch.setattr(learner_processes, "_GRACE_S", 0.5)
     assert ends_of(*scripts) == [ChildExit(*expected)]
+
+
+@pytest.mark.parametrize("status", [ABANDONED, DIVERGED, INCOMPLETE])
+def test_a_status_of_the_script_is_its_own(status: int) -> None:
+    (ended,) = ends_of(f"exit {status}")
+    assert not left_with(ended, ABANDONED, DIVERGED, INCOMPLETE)
+    outcome = Launch(command=["sh", "-c", f"exit {status}"], learners=1).run()
+    assert (outcome.failed, outcome.reason) == (True, f"learner 0 failed (exit status {status})")
+    assert outcome.lost == []
+
+
+def test_the_launcher_knows_what_a_learner_said_at_its_end() -> None:
+    code = "from unisono.launch.exit_codes import leave; leave(3)"
+    children = ChildProcesses()
+    children.start("learner 0", [sys.executable, "-c", code], {})
+    (ended,) = children.wait()
+    assert left_with(ended, ABANDONED) and not left_with(ended, DIVERGED)
 
 
 def test_slices_are_even_and_their_weights_add_up() -> None:

@@ -26,6 +26,7 @@ from unisono.fabric.local.host import Host
 from unisono.fabric.network.endpoints import SocketAddress, tcp_place
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.learner.placement import COORDINATOR_SOCKET, CREDENTIALS, ENDPOINT, commit_checkpoint
+from unisono.output import go_on_without_output
 from unisono.runs.directory import write_atomically
 from unisono.runs.metrics import format_event
 from unisono.verbosity import log_to_terminal
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--address", default="", help="of this machine, for learners on others")
     options = parser.parse_args()
     name_process("coordinator")
+    go_on_without_output()
     log_to_terminal()
     try:
         host = host_in(options.directory, options.address)

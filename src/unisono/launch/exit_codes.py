@@ -6,19 +6,19 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from unisono.coordinator.client import Abandoned
 from unisono.errors import Diverged, ProcessLost
+from unisono.fabric.local.child_processes import ChildExit
+from unisono.fabric.local.forked import name_process
 from unisono.learner.uncaught import one_line, say_once
 
 ABANDONED = 3
 """Exit status of a learner that leaves because another one failed."""
 FAILED = 2
 DIVERGED = 75
-"""Exit status of a learner that has diverged: others may go on, and it may be replaced.
-
-It is ``EX_TEMPFAIL`` of sysexits.h, which a user's script hardly has for reasons of its own."""
-
+"""Exit status of a learner that has diverged: others may go on, and it may be replaced."""
 INCOMPLETE = 76
 """Exit status of a learner that has lost one of its processes: as if it had been killed, too."""
 
@@ -35,8 +35,32 @@ def exit_on_error() -> Iterator[None]:
         say_once(line)
         if isinstance(error, ProcessLost):
             sys.stdout.flush()
+            name_process(_title(INCOMPLETE))
             os._exit(INCOMPLETE)  # freeing a group of which a process is gone may wait for it
-        sys.exit(_status(error))
+        leave(_status(error))
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process with a status that its launcher takes for what it means here."""
+    name_process(_title(status))
+    sys.exit(status)
+
+
+def left_with(ended: ChildExit, *statuses: int) -> bool:
+    """Whether it ended with one of these statuses, and they mean what they mean here.
+
+    A user's script may have the same status for a reason of its own, but not the title.
+    """
+    return ended.status in statuses and ended.title == _title(ended.status)
+
+
+def lost(name: str) -> ChildExit:
+    """The end of a learner that has lost one of its processes."""
+    return ChildExit(name, INCOMPLETE, _title(INCOMPLETE))
+
+
+def _title(status: int) -> str:
+    return f"unisono: {status}"
 
 
 def _status(error: Exception) -> int:

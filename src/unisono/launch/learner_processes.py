@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
-from unisono.launch.exit_codes import DIVERGED, INCOMPLETE
+from unisono.launch.exit_codes import DIVERGED, INCOMPLETE, left_with, lost
 from unisono.learner.placement import LEARNER
 from unisono.learner.slices import PROCESS, PROCESSES
 
@@ -87,10 +87,10 @@ class LearnerProcesses(ChildProcesses):
             return one
         if name in self._ended or (one.name != name and one.status == 0):
             return None
-        if one.status == INCOMPLETE:
+        if left_with(one, INCOMPLETE):
             self._incomplete.setdefault(name, self.now() + _GRACE_S)
             return None
-        if one.killed or one.status in (0, DIVERGED):
+        if one.killed or one.status == 0 or left_with(one, DIVERGED):
             if one.name != name:
                 return self._lost(name)
             self.end(name)
@@ -101,7 +101,7 @@ class LearnerProcesses(ChildProcesses):
     def _lost(self, name: str) -> ChildExit:
         self._incomplete.pop(name, None)
         self.end(name)
-        return ChildExit(name, INCOMPLETE)
+        return lost(name)
 
     def _processes(self, name: str) -> list[str]:
         return [each for each in super().started if self._learner_of.get(each) == name]

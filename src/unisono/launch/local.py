@@ -18,7 +18,7 @@ from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.fabric.local.stack_dump import take_stack_dump
 from unisono.launch.control import CHECKPOINT_TEXT, STACK, STOP_TEXT, Control
 from unisono.launch.coordinator_main import BEGAN, REQUESTS, read_outcome
-from unisono.launch.exit_codes import ABANDONED, DIVERGED, INCOMPLETE
+from unisono.launch.exit_codes import ABANDONED, DIVERGED, INCOMPLETE, left_with
 from unisono.launch.respawn import Respawn
 from unisono.launch.room import check_memory
 from unisono.learner.placement import (
@@ -197,7 +197,7 @@ class Launch:
                         )
                     self.say(f"coordinator {ended.how}; started again")
                     self._start_coordinator(directory)
-                elif ended.killed or ended.status in (DIVERGED, INCOMPLETE):
+                elif ended.killed or left_with(ended, DIVERGED, INCOMPLETE):
                     self._on_death(directory, ended)
                 elif ended.status == 0 and ended.name in self._removed:
                     self.say(f"{ended.name} has left")
@@ -206,7 +206,8 @@ class Launch:
                     self._children.forget_waiting()
                 else:
                     self._children.forget_waiting()
-                    failure = failure or self._failure(ended)
+                    if not left_with(ended, ABANDONED):
+                        failure = failure or f"{ended.name} failed ({ended.how})"
             self._say_of_replacements()
             if failure or not _learners(self._children.running):
                 self._children.wait(GRACE_S)
@@ -219,7 +220,7 @@ class Launch:
     def _on_death(self, directory: Path, ended: ChildExit) -> None:
         """The others go on; the dead one is replaced while there is somebody to go on with."""
         self._lost.append(ended.name)
-        diverged = ended.status == DIVERGED
+        diverged = left_with(ended, DIVERGED)
         how = ended.how if ended.killed else "one of its processes died"
         line = f"{ended.name} diverged" if diverged else f"{ended.name} was lost ({how})"
         if set(self._children.started) <= {COORDINATOR}:
@@ -311,11 +312,6 @@ class Launch:
         """Of one that diverged it is said when it is replaced: by then all may have diverged."""
         for name in [name for name in self._unsaid if name in self._children.started]:
             self.say(self._unsaid.pop(name))
-
-    def _failure(self, ended: ChildExit) -> str:
-        if ended.status == ABANDONED:
-            return ""
-        return f"{ended.name} failed ({ended.how})"
 
     def _outcome(self, directory: Path, failure: str) -> Outcome:
         told = read_outcome(directory, self._members)

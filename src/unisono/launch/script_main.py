@@ -11,7 +11,8 @@ from pathlib import Path
 
 from unisono.errors import UserError
 from unisono.launch.exit_codes import exit_on_error
-from unisono.learner.uncaught import install
+from unisono.learner.uncaught import install, say_once
+from unisono.output import go_on_without_output
 from unisono.verbosity import log_to_terminal
 
 
@@ -43,6 +44,7 @@ def main() -> None:
     """As ``python SCRIPT ARGS``; errors of other learners and of the user are one line."""
     del sys.path[0]  # of this module's own start
     install()
+    go_on_without_output(say_once)
     log_to_terminal()
     with exit_on_error():
         if sys.argv[1] == "-m":

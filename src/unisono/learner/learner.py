@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -44,6 +43,7 @@ from unisono.learner.slices import Slices
 from unisono.learner.storage import ModelStorage
 from unisono.learner.task import Task
 from unisono.learner.update_hooks import UpdateHooks
+from unisono.output import tell
 from unisono.strategies.base import StateBundle, Strategy, check_servers, describe
 
 _STATE, _SPARE = 16, 1 << 26
@@ -366,7 +366,7 @@ class Learner:
         progress = self._progress = Progress(feed.positions, reached)
         if self.number == 0 and not self._quiet:
             lines = self.describe()[: None if self.learners > 1 else 1]
-            print(*lines, sep="\n", file=sys.stderr, flush=True)
+            tell(*lines)
             warn_of_few_rounds(self.strategy, self.learners, task.total, task.batch_size)
         make = partial(self._make_session, task)
         rejoiner = self._rejoiner = Rejoiner(self._placement, make, self._join, self._before_rejoin)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +23,7 @@ from unisono.fabric.local.host import Host
 from unisono.fabric.network.tcp_listener import NetworkSettings
 from unisono.learner.checkpoint_files import commit, give_up
 from unisono.learner.log import open_metrics
+from unisono.output import tell
 
 DIRECTORY = "UNISONO_DIRECTORY"
 LEARNER = "UNISONO_LEARNER"
@@ -201,7 +201,7 @@ class LaunchedProcess:
             self._host = Host(self.directory, network=network)
             if network is not None:
                 where = network.describe()
-                print(f"learner {self.number} listens on {where}", file=sys.stderr, flush=True)
+                tell(f"learner {self.number} listens on {where}")
         return self._host.node(address, coordinator)
 
     def close(self) -> None:

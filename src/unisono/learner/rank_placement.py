@@ -28,6 +28,7 @@ from unisono.learner.placement import (
     link_environment,
 )
 from unisono.learner.ranks import Rank
+from unisono.output import tell
 
 COORDINATE = "unisono.launch.coordinator_main"
 """The coordinator's own program; it is started, not imported."""
@@ -117,8 +118,7 @@ def lead(
             raise UserError(f"the coordinator ended with {ended.how}")
     coordinator = noted.read_text()
     said = [rank.on_death(), f"coordinator is at {coordinator.split()[0]}" if address else ""]
-    for line in filter(None, said):
-        print(line, file=sys.stderr, flush=True)
+    tell(*filter(None, said))
     return {"coordinator": coordinator, "credentials": secret}
 
 

@@ -19,6 +19,7 @@ from unisono.coordinator.client import Abandoned, CoordinatorLost
 from unisono.errors import UserError
 from unisono.learner.placement import DIRECTORY, LEARNER
 from unisono.learner.ranks import Rank
+from unisono.output import tell
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -43,7 +44,7 @@ def say_once(line: str) -> None:
             return
         except OSError:
             pass  # The run's folder is gone: the line is worth more than its being the only one.
-    print(f"unisono: {line}", file=sys.stderr, flush=True)
+    tell(f"unisono: {line}")
 
 
 def install() -> None:

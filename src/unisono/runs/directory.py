@@ -100,8 +100,8 @@ class RunDirectory:
             UserError: there is no run at the path.
         """
         run = cls(path)
-        if not os.path.isfile(run.config):
-            reason = f"it has no {run.config.name}" if os.path.isdir(path) else "no such directory"
+        if not run.config.is_file():
+            reason = f"it has no {run.config.name}" if path.is_dir() else "no such directory"
             raise UserError(f"{path} is not a run: {reason}")
         return run
 

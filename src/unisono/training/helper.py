@@ -14,8 +14,10 @@ from unisono.config import OptimizerChoice
 from unisono.fabric.local.forked import name_process
 from unisono.launch.exit_codes import exit_on_error
 from unisono.learner.process_group import NO_LIMIT, GroupBroken, SharedModel
+from unisono.learner.uncaught import say_once
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD
+from unisono.output import go_on_without_output
 from unisono.runs.directory import RunDirectory
 from unisono.training.builders import choose_device, make_optimizer, open_data, shape_of
 from unisono.training.inner_group import InnerGroup, Step, slice_loss
@@ -104,6 +106,7 @@ def main() -> None:
     parser.add_argument("threads", type=int)
     options = parser.parse_args()
     name_process(f"learner {options.learner}.{options.rank}")
+    go_on_without_output(say_once)
     log_to_terminal()
     torch.set_num_threads(options.threads)
     with exit_on_error():

@@ -7,7 +7,6 @@ import functools
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from unisono.data import Part, UtteranceSource
 from unisono.errors import Cause, Diverged, UserError
 from unisono.fabric.local.forked import name_process
 from unisono.fabric.local.stack_dump import allow_stack_dumps
-from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error
+from unisono.launch.exit_codes import ABANDONED, DIVERGED, exit_on_error, leave
 from unisono.learner.arguments import warn_of_few_rounds
 from unisono.learner.learner import Learner
 from unisono.learner.placement import (
@@ -38,9 +37,10 @@ from unisono.learner.placement import (
     find_placement,
     stacks_file,
 )
-from unisono.learner.uncaught import install
+from unisono.learner.uncaught import install, say_once
 from unisono.models import build
 from unisono.optim import NaturalGradientSGD, Schedule, Switched
+from unisono.output import go_on_without_output
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
 from unisono.training.builders import (
@@ -403,6 +403,7 @@ def main() -> None:
     serves = SERVES in os.environ
     name_process(f"{'server' if serves else 'learner'} {os.environ.get(LEARNER, '')}")
     install()
+    go_on_without_output(say_once)
     log_to_terminal()
     number = int(os.environ.get(LEARNER, "0"))
     if directory := os.environ.get(DIRECTORY):  # a launcher of this machine, which may ask for them
@@ -414,10 +415,10 @@ def main() -> None:
             Worker(run, resume=options.resume, local_number=number, serves=serves).run()
         # The process that started this one says what it does about a run that diverges.
         except Diverged:
-            sys.exit(DIVERGED)
+            leave(DIVERGED)
         except Abandoned as abandoned:
             if abandoned.failure.cause is Cause.DIVERGED:
-                sys.exit(ABANDONED)
+                leave(ABANDONED)
             raise
 
 

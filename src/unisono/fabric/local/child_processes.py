@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class ChildExit:
 
     name: str
     status: int
+    title: str = field(default="", compare=False)
+    """The name that the process had in ``top`` at its end."""
 
     @property
     def killed(self) -> bool:
@@ -171,6 +174,9 @@ class ChildProcesses:
 
     def _reap(self, name: str) -> ChildExit:
         process, descriptor = self._running.pop(name)
+        title = ""
+        with suppress(OSError):  # it may have been waited for
+            title = Path(f"/proc/{process.pid}/comm").read_text(errors="replace").rstrip("\n")
         status = process.wait()
         os.close(descriptor)
-        return ChildExit(name, status)
+        return ChildExit(name, status, title)
