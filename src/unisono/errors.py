@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import ClassVar
 
+RESUME = "go on from a checkpoint with --resume (in a script: resume=True)"
+
 
 class Cause(Enum):
     """Why a run failed."""

@@ -199,6 +199,8 @@ def test_what_cannot_be_watched_is_one_line(run: Run, tmp_path: Path) -> None:
     assert status == 2 and is_one_line(error, f"port {port}", "in use", "choose another")
     status, _, error = run("watch", tmp_path / "run", "--address", "no.such.host.invalid")
     assert status == 2 and is_one_line(error, "no.such.host.invalid")
+    status, _, error = run("watch", tmp_path / "run", "--address", "192.0.2.1")
+    assert status == 2 and is_one_line(error, "192.0.2.1 is no address of this machine")
 
 
 def test_every_command_has_help(run: Run) -> None:
@@ -237,6 +239,11 @@ def test_every_command_has_help(run: Run) -> None:
         (["train", "PREP", "--cluster", "ray://nowhere:1"], ["--cluster", "Ray client"]),
         (["train", "PREP", "--strategy", "solo", "--learners", "2"], ["solo", "2"]),
         (["launch", "nowhere.py"], ["nowhere.py"]),
+        (["launch", "-m", "../x"], ["../x", "the name of a module"]),
+        (["launch", "FRAMES"], ["no Python script"]),
+        (["train", "--resume"], ["not a run: no such directory"]),
+        (["train", "PREP", "--learners", "9" * 20], ["at most 999999999"]),
+        (["prepare", "--frames", "TEXT", "--out", "OUT"], ["no .npz file"]),
         (["report", "NOWHERE"], ["NOWHERE"]),
         (["compare", "NOWHERE", "--strategies", "averaging"], ["NOWHERE"]),
         (["compare", "PREP", "--strategies", "averagin"], ["averagin", "'averaging'"]),
@@ -254,6 +261,7 @@ def test_bad_input_is_one_line(
     run: Run, prep: Path, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     places = {"PREP": str(prep), "NOWHERE": str(tmp_path / "NOWHERE"), "OUT": str(tmp_path / "o")}
+    places |= {"FRAMES": str(prep / "frames.npy"), "TEXT": str(prep / "prep.json")}
     arguments = [places.get(a, a) for a in arguments]
     if arguments[0] in ("train", "compare"):
         arguments += ["--out", str(tmp_path / "run")]

@@ -31,7 +31,7 @@ def test_the_first_loss_ends_the_run_for_all_if_the_set_is_fixed(fixed: bool) ->
         assert isinstance(reason, Abandoned) == fixed
         if isinstance(reason, Abandoned):
             assert reason.failure.cause is Cause.LEARNER_LOST
-            assert reason.line == "learner 1 was lost (its process ended); go on with --resume"
+            assert reason.line.startswith("learner 1 was lost (its process ended); go on from")
     host.close()
 
 

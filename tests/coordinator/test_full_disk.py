@@ -113,7 +113,8 @@ def test_a_disk_that_stays_full_ends_the_run_for_all(name: str) -> None:
     assert isinstance(reason, Abandoned)
     assert reason.line == (
         f"the coordinator's journal could not be written for {PATIENCE * TIMEOUT:g} s (No space "
-        "left on device); make room, and go on from a checkpoint with --resume"
+        "left on device); make room, and go on from a checkpoint with --resume "
+        "(in a script: resume=True)"
     )
     assert toys.kernel.now < 3.1 + (PATIENCE + 1) * TIMEOUT
     replayed = State(3)

@@ -120,7 +120,9 @@ def test_nobody_is_replaced_when_nobody_is_left(start: Start, prep: Path, tmp_pa
     assert command.wait() == 2
     output = command.output()
     assert "Traceback" not in output
-    assert output.endswith("every learner was lost; go on from a checkpoint with --resume\n")
+    assert output.endswith(
+        "every learner was lost; go on from a checkpoint with --resume (in a script: resume=True)\n"
+    )
 
 
 # The coordinator, killed at the very end.

@@ -157,6 +157,7 @@ def test_costs_are_filled_in_where_there_are_none(tmp_path: Path) -> None:
         ("speed = 2", "count = 100000", ["all hosts", "400001 learners", "at most 100000"]),
         ("speed = 2", f"a = {'[' * 2000}{']' * 2000}", ["hosts.toml", "too deep"]),
         ("speed = 2", "sped = 2", ["unknown key host[0].sped"]),
+        ("[[host]]", "[[hosts]]", ["unknown key hosts", "did you mean [[host]]"]),
         ("learners = 4", "learners = 'four'", ["host[0].learners", "integer", "four"]),
         ('name = "old"', "", ["host[1].name is missing"]),
         ('name = "old"', 'name = "new"', ["host.name is 'new' twice"]),

@@ -196,7 +196,7 @@ def test_a_run_without_learners_ends() -> None:
     reason = caught.value.__cause__
     assert isinstance(reason, Abandoned)
     assert reason.failure.cause is Cause.MODEL_LOST
-    assert reason.line == "every learner is gone; go on from a checkpoint with --resume"
+    assert reason.line.startswith("every learner is gone; go on from a checkpoint")
 
 
 class Diverging(ToyCluster):

@@ -152,6 +152,8 @@ def train(
     }
     file = out / "config.toml" if resume and config is None and out.exists() else config
     settings = load(file, sets or [], flags)
+    if resume and not settings.prep:
+        RunDirectory.open(out)
     is_first = rank is None or rank.number == 0
     try:
         with _live_page(out) if watch and is_first else nullcontext():

@@ -24,7 +24,8 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Plain = str | int | float | bool
 Option = Plain | dict[str, Plain]
 
-_RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+_MOST_LEARNERS = 999_999_999
+_RANGE = re.compile(r"([0-9]{1,99})(?::([0-9]{1,99}))?")
 
 
 class OptimizerChoice(str, Enum):
@@ -89,6 +90,8 @@ def read_range(text: str) -> tuple[int, int]:
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
         raise ValueError("must be N or MIN:MAX with 1 <= MIN <= MAX")
+    if most > _MOST_LEARNERS:
+        raise ValueError(f"must be at most {_MOST_LEARNERS}")
     return least, most
 
 

@@ -8,6 +8,12 @@ from enum import Enum
 from unisono.coordinator.pace import PaceSchedule
 from unisono.fabric.codec import to_plain
 
+WORDS = {
+    "total": "the number of minibatches",
+    "pace": "minibatches per round",
+    "checkpoint_every": "minibatches between checkpoints",
+}
+
 
 class Sharding(Enum):
     """Who trains what."""
@@ -42,6 +48,9 @@ class Job:
 
     def differences(self, other: Job) -> str:
         """How another learner's job differs, in words."""
+        if self.fingerprint != other.fingerprint:
+            return "strategy, model or data: give all the same"
         ours, theirs = to_plain(self), to_plain(other)
         both = [(f.name, ours.get(f.name, 0), theirs.get(f.name, 0)) for f in fields(self)]
-        return ", ".join(f"{name} {one} and {two}" for name, one, two in both if one != two)
+        found = [(WORDS.get(name, name), one, two) for name, one, two in both if one != two]
+        return ", ".join(f"{words}: {one} and {two}" for words, one, two in found)

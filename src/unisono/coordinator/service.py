@@ -40,7 +40,7 @@ from unisono.coordinator.requests import Requested, Requests
 from unisono.coordinator.snapshot import freeze, recover
 from unisono.coordinator.state import State
 from unisono.coordinator.status import Status, whose
-from unisono.errors import Cause, UserError
+from unisono.errors import RESUME, Cause, UserError
 from unisono.fabric.address import Address
 from unisono.fabric.api import Cancelled, ConnectionLost, Fabric, Member, Rejected, TimedOut
 from unisono.pool.ranges import count
@@ -184,7 +184,7 @@ class Service:
         self._journal = NoJournal()
         reason = (
             f"the coordinator's journal could not be written for {PATIENCE * self._timeout:g} s "
-            f"({self._disk_error}); make room, and go on from a checkpoint with --resume"
+            f"({self._disk_error}); make room, and {RESUME}"
         )
         failed = Failed(Cause.DISK_FULL, reason)
         return self.state.apply(Command(self._fabric.address, failed))
@@ -444,7 +444,7 @@ class Service:
         if now - self._orphaned < PATIENCE * self._timeout:
             return []
         who = "every learner that had the model" if self.state.learners else "every learner"
-        reason = f"{who} is gone; go on from a checkpoint with --resume"
+        reason = f"{who} is gone; {RESUME}"
         return [Command(self._fabric.address, Failed(Cause.MODEL_LOST, reason))]
 
     def _fail_after_loss(self, commands: Iterable[Command]) -> list[Command]:
@@ -454,7 +454,7 @@ class Service:
         for command in commands:
             who, lost = command.who, command.operation
             if isinstance(lost, Lost) and who in self.state.members:
-                text = f"{who.name} was lost ({lost}); go on with --resume"
+                text = f"{who.name} was lost ({lost}); {RESUME}"
                 return [Command(self._fabric.address, Failed(Cause.LEARNER_LOST, text))]
         return []
 

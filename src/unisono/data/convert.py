@@ -84,6 +84,8 @@ def _read(npz: Path) -> dict[str, NDArray[Any]]:
             return {key: np.asarray(archive[key]) for key in _KEYS}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         text = " ".join(str(error).split())
+        if "pickle" in text:
+            text = "it is no .npz file, or holds Python objects"
         raise UserError(f"{npz} cannot be read as plain arrays: {text}") from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.coordinator.requests import Action, RequestFile
-from unisono.errors import Cause, UserError
+from unisono.errors import RESUME, Cause, UserError
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
 from unisono.fabric.local.stack_dump import take_stack_dump
@@ -181,7 +181,8 @@ class Launch:
             self.on_turn()
             if self._control is not None:
                 self._control.answer()
-            for ended in self._children.wait(ASKED_S):
+            batch = self._children.wait(ASKED_S)
+            for ended in batch:
                 if ended.name == COORDINATOR:
                     if ended.status == 0:
                         # Nobody can join any more; if the run has diverged, nobody need go on.
@@ -192,13 +193,13 @@ class Launch:
                     restarts += 1
                     if restarts > MOST_RESTARTS or not ended.killed:
                         raise UserError(
-                            f"the coordinator ended with {ended.how}: its message is above; go on "
-                            "from a checkpoint with --resume"
+                            f"the coordinator ended with {ended.how}: its message is above; "
+                            f"{RESUME}"
                         )
                     self.say(f"coordinator {ended.how}; started again")
                     self._start_coordinator(directory)
                 elif ended.killed or left_with(ended, DIVERGED, INCOMPLETE):
-                    self._on_death(directory, ended)
+                    self._on_death(directory, ended, is_last=ended is batch[-1])
                 elif ended.status == 0 and ended.name in self._removed:
                     self.say(f"{ended.name} has left")
                 elif ended.status == 0:
@@ -217,7 +218,7 @@ class Launch:
         self.on_turn()
         return self._outcome(directory, failure)
 
-    def _on_death(self, directory: Path, ended: ChildExit) -> None:
+    def _on_death(self, directory: Path, ended: ChildExit, *, is_last: bool) -> None:
         """The others go on; the dead one is replaced while there is somebody to go on with."""
         self._lost.append(ended.name)
         diverged = left_with(ended, DIVERGED)
@@ -226,7 +227,7 @@ class Launch:
         if set(self._children.started) <= {COORDINATOR}:
             self._children.forget_waiting()
             if not diverged:
-                self.say(f"{line}; it was the last one")
+                self.say(line + "; it was the last one" * is_last)
             return
         line += "; the others go on"
         if self.respawn and not self._finished and ended.name not in self._removed:
@@ -317,7 +318,7 @@ class Launch:
         told = read_outcome(directory, self._members)
         failure = _divergence(told) or failure or (told["failure"] or {}).get("text", "")
         if not failure and not told["over"] and not self._finished and not told["orderly"]:
-            failure = "every learner was lost; go on from a checkpoint with --resume"
+            failure = f"every learner was lost; {RESUME}"
         return Outcome(bool(failure), failure, told, self._lost)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -56,8 +57,7 @@ def launch_script(
         least, most = read_range(learners)
     except ValueError as error:
         raise UserError(f"--learners {error}, but is {learners!r}") from None
-    if not is_module and not Path(script).is_file():
-        raise UserError(f"there is no script {script}")
+    _check_script(script, is_module=is_module)
     if not cluster:
         check_range(least, most)
         check_memory(most, processes)
@@ -96,3 +96,17 @@ def launch_script(
             timeout=timeout,
             respawn=respawn,
         ).run()
+
+
+def _check_script(script: str, *, is_module: bool) -> None:
+    if is_module:
+        if "/" in script or script.startswith("."):
+            raise UserError(f"-m {script}: give the name of a module, as in package.module")
+        return
+    path = Path(script)
+    if not path.is_file():
+        raise UserError(f"there is no script {script}")
+    with path.open("rb") as file:
+        is_text = b"\0" not in file.read(4096)
+    if not is_text and path.suffix != ".pyc" and not zipfile.is_zipfile(path):
+        raise UserError(f"{script} is no Python script")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from unisono.coordinator.client import Abandoned, CoordinatorLost
-from unisono.errors import UserError
+from unisono.errors import RESUME, UserError
 from unisono.learner.placement import DIRECTORY, LEARNER
 from unisono.learner.ranks import Rank
 from unisono.output import tell
@@ -29,7 +29,7 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, Abandoned):
         return f"stopped, because {error.line}"
     if isinstance(error, CoordinatorLost):
-        return f"{error}; go on from a checkpoint with --resume"
+        return f"{error}; {RESUME}"
     return str(error) if isinstance(error, UserError) else None
 
 

@@ -310,14 +310,15 @@ def _check(file: Path, hosts: Hosts) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first fault, as ``host[1].speed must be greater than 0, but is -1``."""
-    fault = error.errors()[0]
+    """The first unknown key or fault, as ``host[1].speed must be greater than 0, but is -1``."""
+    faults = error.errors()
+    fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
     key = ""
     for part in fault["loc"]:
         key += f"[{part}]" if isinstance(part, int) else f"{'.' if key else ''}{part}"
     key = key.removesuffix(".[key]")
     if fault["type"] == "extra_forbidden":
-        return f"unknown key {key}"
+        return f"unknown key {key}" + ("; did you mean [[host]]?" if key == "hosts" else "")
     if fault["type"] == "missing":
         return f"{key} is missing"
     text = fault["msg"].replace("Input should be", "must be")

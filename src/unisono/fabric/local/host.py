@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from unisono.errors import UserError
+from unisono.errors import RESUME, UserError
 from unisono.fabric.address import COORDINATOR, Address
 from unisono.fabric.api import Member, Traffic
 from unisono.fabric.local.links import Inbox, Link, UnixLink, UnixReceiver
@@ -224,7 +224,7 @@ class Host:
                 UserError(
                     f"{sender.name} cannot reach {to.address.name} at {to.endpoint} ({reason}), "
                     "and both reach the coordinator: is there a firewall between them? "
-                    "Go on with --resume"
+                    f"If there is none, {RESUME}"
                 )
             )
         return True

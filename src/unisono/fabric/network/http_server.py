@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import socketserver
@@ -232,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _why(address: str, port: int, error: Exception) -> str:
     if isinstance(error, OverflowError):
         return f"{port} is no port: choose one from 1 to 65535, or 0 for any that is free"
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL:
         return f"{address} is no address of this machine"
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return f"cannot listen on {address}, port {port}: {reason}; choose another port, 0 for any"
