@@ -62,6 +62,20 @@ def test_a_newcomer_that_goes_while_others_cut_ends_it_too() -> None:
     assert checkpoints.asked and not checkpoints.cutting
 
 
+def test_one_that_joins_while_others_cut_ends_it_and_another_follows() -> None:
+    checkpoints = Checkpoints()
+    assert checkpoints.due(every=8, committed=8)
+    checkpoints.order([ONE, TWO], [(0, 8)])
+    checkpoints.cut(ONE, 0, [])
+    checkpoints.join()
+    assert not checkpoints.cutting
+    checkpoints.cut(TWO, 0, [])
+    for who in (ONE, TWO):
+        checkpoints.part(who, 0)
+    assert checkpoints.whole(0, [ONE, TWO]) is None
+    assert checkpoints.due(every=8, committed=8) and not checkpoints.due(every=8, committed=8)
+
+
 def test_with_rounds_one_that_goes_without_its_part_leaves_it_to_the_others() -> None:
     checkpoints = Checkpoints()
     checkpoints.keeping = 3

@@ -21,8 +21,9 @@ class Checkpoints:
       *cuts*: it keeps its model, and says what that contains and is not committed yet. The
       checkpoint counts what was committed when it was ordered, what each committed until its own
       cut, and what it said there: a minibatch is in it if, and only if, it is in the kept model of
-      its trainer. If a member dies or leaves before it has cut and written its part, such a
-      checkpoint is given up; the one before it stays, and if it was asked for, another follows.
+      its trainer. If a member dies or leaves before it has cut and written its part, or one joins
+      before all have cut, such a checkpoint is given up; the one before it stays, and if it was
+      asked for, or one has joined, another follows.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Checkpoints:
             self._awaited = self.keeping
 
     def add(self, owner: Address, ranges: Iterable[Range]) -> None:
-        """Counts committed work of a learner that has not cut yet."""
+        """Counts work that a learner, which has not cut yet, has committed itself."""
         if self._cutting is not None and owner in self._uncut:
             for start, stop in ranges:
                 self._cutting.add(start, stop)
@@ -96,6 +97,12 @@ class Checkpoints:
         """Whether a checkpoint that was asked for is not complete yet."""
         return self.asked or self.cutting or self._awaited is not None
 
+    def join(self) -> None:
+        """Gives up the checkpoint for which some have still to cut: others may get the shards."""
+        if self._cutting is not None:
+            self._reached = 0
+            self._give_up({self.number - 1})
+
     def remove(self, who: Address) -> None:
         """Gives up checkpoints for which a member that is gone has not cut or written its part.
 
@@ -106,9 +113,12 @@ class Checkpoints:
             for number, members in self._ordered.items()
             if who in members and who not in self._parts.get(number, ())
         }
-        if self._cutting is not None and self.keeping is not None:
-            given_up.add(self.keeping)
-            self._cutting, self._uncut = None, set()
+        if self._cutting is not None:
+            given_up.add(self.number - 1)
+        self._give_up(given_up)
+
+    def _give_up(self, given_up: Collection[int]) -> None:
+        self._cutting, self._uncut = None, set()
         for number in given_up:
             self._committed.pop(number, None)
         if self._awaited in given_up:

@@ -95,6 +95,8 @@ class TakeSnapshot:
     """The learner is to keep its model for a checkpoint."""
 
     checkpoint: int
+    view: int
+    """Of the members who are to do so."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,12 @@ class DynamicSharding:
         if cutting:
             self._tell_after_cut(None)
 
+    def join(self) -> None:
+        """A member has joined, and has still to enter."""
+        if self._run.checkpoints.cutting:
+            self._run.checkpoints.join()
+            self._tell_after_cut(None)
+
     def _let_in(self, who: Address) -> None:
         self._entered.add(who)
         self._first = who if self._first is None else min(self._first, who)
@@ -154,7 +160,8 @@ class DynamicSharding:
         self._stop_after_checkpoint()
         self._grant_leases()
         if not run.job.commits_by_round:
-            if not run.checkpoints.cutting and self._checkpoint_due():
+            is_settled = not missing and not held_by_departed and not run.checkpoints.cutting
+            if is_settled and self._checkpoint_due():
                 run.checkpoints.order(sorted(self._entered), run.pool.committed)
                 self._tell_cut()
             return
@@ -226,8 +233,9 @@ class DynamicSharding:
     def snapshot_taken(self, operation: SnapshotTaken, command: Command) -> None:
         """Notes that a learner has kept its model for a checkpoint."""
         checkpoints = self._run.checkpoints
-        checkpoints.cut(command.who, operation.checkpoint, operation.ranges)
-        self._tell_after_cut(checkpoints.keeping)
+        if checkpoints.cutting:
+            checkpoints.cut(command.who, operation.checkpoint, operation.ranges)
+            self._tell_after_cut(checkpoints.keeping)
 
     def repeat_directives(self) -> None:
         """What a restarted coordinator must tell the living again."""
@@ -248,7 +256,7 @@ class DynamicSharding:
         number = self._run.checkpoints.keeping
         if self._run.checkpoints.cutting and number is not None:
             for member in sorted(self._entered):
-                self._run.direct(member, TakeSnapshot(number))
+                self._run.direct(member, TakeSnapshot(number, self._run.view.version))
 
     def _tell_after_cut(self, keep: int | None) -> None:
         """All have cut, or the checkpoint was given up: learners that hold back work may go on."""

@@ -148,7 +148,7 @@ class State(RunState):
             case Commit(notes):
                 for owner, ranges in notes.items():
                     self.pool.commit(owner, ranges)
-                    self.checkpoints.add(owner, ranges)
+                self.checkpoints.add(who, notes.get(who, ()))
             case Skip(ranges):
                 self.pool.skip(who, ranges)
             case Return(ranges):
@@ -209,6 +209,7 @@ class State(RunState):
     def _join(self, join: Join, command: Command) -> None:
         member = Member(command.who, join.endpoint)
         self.view = self.view.after(self.view.version + 1, (member,), ())
+        self._dynamic.join()
         self.joined += 1
         self.endpoints[command.who] = join.endpoint
         self.metrics = self.metrics or join.metrics

@@ -77,7 +77,10 @@ class ServerAgent:
         self._pushes = self._pulls = self._late = 0
         self._push: Push | None = None
         self._began = 0.0
-        self._cutting: int | None = None
+        self._cutting: TakeSnapshot | None = None
+        self._has_cut = False
+        self._cut: StateBundle | None = None
+        """This member's part of the checkpoint, if the members have changed since it has cut."""
         self._passed = -1
         self._in = False
         self._to_welcome: list[Address] = []
@@ -98,6 +101,7 @@ class ServerAgent:
                     self._welcome(self._to_welcome.pop())
                 self.witness.tell()
                 self._commit()
+                self._cut_if_quiet()
 
     def _handle(self, message: Message[Any]) -> None:
         match message.body:
@@ -131,9 +135,8 @@ class ServerAgent:
                 self._to_welcome.append(newcomer)
             case Drain():
                 self._draining = True
-            case TakeSnapshot(checkpoint):
-                self._cutting = checkpoint
-                self._cut_if_quiet()
+            case TakeSnapshot() as order:
+                self._cutting, self._has_cut = order, False
             case Continue(keep):
                 self._go_on(keep)
             case End():
@@ -239,7 +242,7 @@ class ServerAgent:
                 weight=push.work.examples,
             )
         self._fabric.post(PULLED, PullDone())
-        self._cut_if_quiet()
+        self._start()
 
     def _on_dropped(self, push: Push, stale: int) -> None:
         """Its work goes back; what follows is only a pull."""
@@ -257,6 +260,8 @@ class ServerAgent:
         if self._fabric.address not in self._fabric.members().addresses():
             return  # It has left.
         self.witness.add(gone)
+        if self._has_cut and self._cut is None:
+            self._cut = self._export()
         self._shard_store.change_view()
         self._shard_store.retry()
         if self._push is not None:
@@ -307,25 +312,34 @@ class ServerAgent:
 
     def _holds_back(self, push: PushPiece) -> bool:
         """A push of one who has passed a checkpoint that this member has still to write."""
-        return self._cutting is not None and push.passed >= self._cutting
+        cutting = self._cutting
+        return cutting is not None and (
+            push.passed >= cutting.checkpoint or push.view > cutting.view
+        )
 
     def _cut_if_quiet(self) -> None:
-        if self._cutting is not None:
-            if self._push is None:
-                self._client.tell(SnapshotTaken(self._cutting, ()))
-        else:
-            self._start()
+        """Tells what is applied and not committed, when all that is to be here is here."""
+        cutting = self._cutting
+        if cutting is None or self._has_cut or self._push is not None:
+            return
+        if self._shard_store.complete and self._fabric.members().version >= cutting.view:
+            self._has_cut = True
+            self._client.tell(SnapshotTaken(cutting.checkpoint, self._uncommitted.note()))
+
+    def _export(self) -> StateBundle:
+        kept = self._shard_store.export(self.applied)
+        if self.push_codec.unsent is not None:
+            kept.vectors[UNSENT] = self.push_codec.unsent.copy()
+        return kept
 
     def _go_on(self, keep: int | None) -> None:
         if self._cutting is None:
             return
-        if keep == self._cutting:
-            kept = self._shard_store.export(self.applied)
-            if self.push_codec.unsent is not None:
-                kept.vectors[UNSENT] = self.push_codec.unsent.copy()
-            self.kept = (keep, kept)
+        number = self._cutting.checkpoint
+        if keep == number:
+            self.kept = (number, self._cut or self._export())
             if self._fabric.address.serves:
                 self._fabric.post(PLAN, SnapshotKept())
-        self._passed, self._cutting = self._cutting, None
+        self._passed, self._cutting, self._has_cut, self._cut = number, None, False, None
         self._shard_store.retry()
         self._start()
