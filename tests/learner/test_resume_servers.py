@@ -265,7 +265,7 @@ def test_elastic_goes_on_from_its_centre(learners: int, tmp_path: Path) -> None:
     assert counting.began == [kept.values[shard] for shard in range(4)]
 
 
-@pytest.mark.parametrize("seed", range(FEW))
+@pytest.mark.parametrize("seed", [*range(FEW), 1030])
 def test_each_minibatch_is_in_the_model_once(seed: int, tmp_path: Path) -> None:
     check_seed(seed, tmp_path)
 

@@ -220,6 +220,8 @@ class ShardStore:
             return  # This one has left.
         mine = {s for s in range(self._count) if holder(s, self._count, members) == me}
         for shard in set(self._shards) - mine:
+            if set(members) - set(self._members):  # the run goes on, and uses it there
+                self._tell_restored((shard, shard + 1))
             self._known[shard] = self._shards.pop(shard).copy
             self._given.pop(shard, None)
         self._asked = {s: asked & set(members) for s, asked in self._asked.items() if s in mine}
@@ -253,7 +255,8 @@ class ShardStore:
 
     def export(self, rounds: int) -> StateBundle:
         """The shards that are held here, with what their optimizers remember."""
-        self._tell_restored((0, self._count))
+        for number in self._shards:
+            self._tell_restored((number, number + 1))
         held = {
             number: ShardState(Copy(shard.copy.version), shard.averaged)
             for number, shard in self._shards.items()
