@@ -87,6 +87,8 @@ def test_what_is_exported_has_formats_of_its_own(run: Run, prep: Path, tmp_path:
     ):
         status, _, err = run("export", place, "--format", given, "--out", tmp_path / "out")
         assert status == 2 and is_one_line(err, *words), err
+    status, _, err = run("export", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert status == 2 and "nowhere does not exist: give a run" in err
     status, _, err = run("export", prep, "--format", "flac", "--out", tmp_path / "out")
     assert status == 2 and "'flac' is not one of" in err and "'lhotse'" in err
     assert not (tmp_path / "out").exists()

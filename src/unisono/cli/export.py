@@ -48,6 +48,8 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's model, or prepared data, for other programs."""
+    if not place.exists():
+        raise UserError(f"{place} does not exist: give a run that has ended, or prepared data")
     is_run = (place / "config.toml").is_file()
     if is_run and to in (Format.KALDI, Format.LHOTSE):
         raise UserError(f"{place} is a run: {to.value} is a format of prepared data, give a PREP")
