@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
+
+import torch.distributed as dist
 
 from unisono.coordinator.client import Abandoned
 from unisono.errors import Diverged, ProcessLost
@@ -25,9 +30,18 @@ INCOMPLETE = 76
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Errors of others and of the user inside end the process, without a traceback."""
+    """Errors of others and of the user inside end the process, without a traceback.
+
+    With or without one, the process ends without freeing groups of torch.distributed.
+    """
+    status = 1
+    atexit.register(lambda: _end_with_groups(status))  # the first: it is called after all others
     try:
         yield
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
     except Exception as error:
         line = one_line(error)
         if line is None:
@@ -37,7 +51,8 @@ def exit_on_error() -> Iterator[None]:
             sys.stdout.flush()
             name_process(_title(INCOMPLETE))
             os._exit(INCOMPLETE)  # freeing a group of which a process is gone may wait for it
-        leave(_status(error))
+        status = _status(error)
+        leave(status)
 
 
 def leave(status: int) -> NoReturn:
@@ -57,6 +72,21 @@ def left_with(ended: ChildExit, *statuses: int) -> bool:
 def lost(name: str) -> ChildExit:
     """The end of a learner that has lost one of its processes."""
     return ChildExit(name, INCOMPLETE, _title(INCOMPLETE))
+
+
+def _end_with_groups(status: int) -> None:
+    """Ends a process that has process groups as the interpreter would, but without freeing them.
+
+    A thread of gloo that wants the GIL for its last tensor while the interpreter is finalized is
+    ended by it, and takes the process along: ``terminate called without an active exception``.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    for found in gc.get_objects():
+        if issubclass(type(found), io.IOBase):
+            with suppress(Exception):
+                found.flush()
+    os._exit(status)
 
 
 def _title(status: int) -> str:
