@@ -470,3 +470,25 @@ def test_gradients_of_a_former_life_are_gone(strategy: str) -> None:
     run = run_loops(loop, learners=2, faults=[Pause(5.5, 1, 14.0)], slowness={0: 2.0})
     assert run.state.pool.over
     assert rejoiner == [0.0]
+
+
+@pytest.mark.parametrize("strategy", ["server", "gossip-random"])
+def test_a_learner_that_is_refused_while_it_asks_for_the_consensus_goes_on(strategy: str) -> None:
+    """It is paused for longer than the timeout, at many moments of asking others for their part."""
+    kinds = set()
+    for moment in range(8):
+        asked: list[int] = []
+
+        def loop(asked: list[int] = asked) -> None:
+            model = network()
+            with unisono.Learner(model, sgd(model), strategy) as learner:
+                for batch in learner.draw(dataset(), epochs=4, batch_size=BATCH):
+                    learner.step(loss_of(model, batch))
+                    with learner.consensus():
+                        asked.append(learner.number)
+
+        pause = Pause(0.5 + 0.03 * moment, 1, 14.0)
+        run = run_loops(loop, learners=2, faults=[pause], slowness={0: 2.0}, cost=0.1)
+        assert run.state.pool.over
+        kinds |= set(asked)
+    assert kinds == {0, 1}

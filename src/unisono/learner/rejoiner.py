@@ -111,8 +111,15 @@ class Rejoiner:
             self._report(error)
 
     def consensus(self) -> Vector | None:
-        """The strategy's consensus; after ``leave_early`` as it was then."""
-        return self._last_consensus or self.session.participant.consensus()
+        """The strategy's consensus; after ``leave_early`` as it was then.
+
+        None, the learner's own parameters, also where the learner is refused while it asks others.
+        """
+        found = self._last_consensus
+        if found is None:
+            with self.surviving():
+                found = self.session.participant.consensus()
+        return found
 
     def leave_early(self) -> None:
         """Leaves before the run is over, with the consensus as it is."""
