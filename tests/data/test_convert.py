@@ -89,7 +89,7 @@ def test_float64_becomes_float32(tmp_path: Path, arrays: dict[str, Any]) -> None
         ("utts", np.array([f"u{k}" for k in range(9)] + ["a\n"]), r"utterance id 'a\n'"),
         ("spks", np.array([["s"]] * 10), "spks"),
         ("log_prior", np.float32(0), "log_prior"),
-        ("spks", np.array([None] * 10), "Object arrays"),
+        ("spks", np.array([None] * 10), "holds Python objects"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(

@@ -5,6 +5,7 @@ Learners are forks of this process, which has torch already.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import sys
@@ -51,6 +52,7 @@ def launch(*words: str, learners: int, processes: int) -> tuple[Outcome, list[st
         timeout=1.0,
         threads=1,
         forks=True,
+        environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # where they are no forks
         say=lines.append,
     ).run()
     return outcome, lines
