@@ -211,7 +211,8 @@ class Launch:
                         failure = failure or f"{ended.name} failed ({ended.how})"
             self._say_of_replacements()
             if failure or not _learners(self._children.running):
-                self._children.wait(GRACE_S)
+                if self._children.started:
+                    self._children.wait(GRACE_S)
                 self._children.stop(GRACE_S)
             elif self.wanted is not None and self._children.running:
                 self._grow(directory, self.wanted())
