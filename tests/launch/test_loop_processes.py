@@ -1,16 +1,11 @@
-"""`unisono launch --processes-per-learner`: they train as one would, and die as one.
-
-Learners are forks of this process, which has torch already.
-"""
+"""`unisono launch --processes-per-learner`: they train as one would, and die as one."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import sys
 from collections.abc import Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from support import processes_loop, whole_model
+from support.forking import with_forks
 from support.learner_logs import read_logs
+from support.loop_launch import launch_loop
 from support.processes_loop import PER_EPOCH
 from unisono.errors import UserError
 from unisono.fabric.local.child_processes import ChildExit, ChildProcesses
@@ -43,19 +40,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def launch(*words: str, learners: int, processes: int) -> tuple[Outcome, list[str]]:
-    lines: list[str] = []
-    outcome = Launch(
-        command=[sys.executable, "-m", *words],
-        learners=learners,
-        processes=processes,
-        make_children=partial(LearnerProcesses, processes),
-        timeout=1.0,
-        threads=1,
-        forks=True,
-        environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # where they are no forks
-        say=lines.append,
-    ).run()
-    return outcome, lines
+    return with_forks(launch_loop, words, learners, processes)
 
 
 def train(*words: str, learners: int, processes: int) -> None:
@@ -115,6 +100,7 @@ def test_a_model_in_two_parts_trains_as_the_whole_one(tmp_path: Path) -> None:
     check_same(two, one)
 
 
+@pytest.mark.long
 def test_an_existing_loop_runs_as_it_is_and_resumes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
