@@ -3,7 +3,8 @@
     python benchmarks/time_to_accuracy.py PREP --out DIR [--learners 4,8,16] [--seeds 3]
 
 Every run is `unisono train` with the shipped defaults, one thread a learner. Solo is also tried
-with each optimizer at a few rates: the best of these is what the others are measured against. What
+with other optimizers and rates (--solo, each with a multiple of its default rate): the best of
+these is what the others are measured against. What
 is done stays done: stop it at any moment, and run it again with the same --out. A run that was
 under way begins anew, since a run in two pieces has no time that means anything. Runs that fit
 side by side on --cores run at the same time, each on cores of its own, one a learner. --budget ends
@@ -35,7 +36,7 @@ from pathlib import Path
 
 from time_to_accuracy_tables import Finished, Row, judge_rows, picture, results, table
 
-from unisono.config import DEFAULT_RATES, load
+from unisono.config import DEFAULT_RATES, OptimizerChoice, load
 from unisono.errors import Cause
 from unisono.fabric.local.child_processes import ChildProcesses
 from unisono.report.time_to_target import Ceiling, read_curve
@@ -43,8 +44,9 @@ from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.strategies.registry import names
 from unisono.training.bench import measure_ceiling
 
-RATES = (0.5, 1.0, 2.0, 4.0)
-"""Multiples of an optimizer's default rate that solo is tried with."""
+SHIPPED = "sgd:1"
+"""The optimizer of solo, and the multiple of its default rate: what `unisono train` takes."""
+TRIALS = [f"{optimizer.value}:{rate:g}" for optimizer in DEFAULT_RATES for rate in (0.5, 1, 2, 4)]
 SLOWED = (
     "averaging",
     "gossip-random",
@@ -95,14 +97,14 @@ class Job:
         return [*python, *words, f"--seed={self.seed}", "--set", "threads=1", *self.arguments]
 
 
-def solo_jobs(seed: int) -> list[Job]:
-    """Solo as it is shipped, then with each optimizer and rate."""
+def solo_jobs(seed: int, trials: Sequence[str]) -> list[Job]:
+    """Solo as it is shipped, then with other optimizers and rates."""
     jobs = [Job("solo", 1, seed)]
-    for optimizer in DEFAULT_RATES:
-        for rate in RATES:
-            start = rate * DEFAULT_RATES[optimizer]
-            options = ("--optimizer", optimizer.value, "--set", f"rate.start={start!r}")
-            jobs.append(Job(f"solo {optimizer.value} x{rate:g}", 1, seed, options))
+    for trial in trials:
+        name, _, times = trial.partition(":")
+        start = float(times) * DEFAULT_RATES[OptimizerChoice(name)]
+        options = ("--optimizer", name, "--set", f"rate.start={start!r}")
+        jobs.append(Job(f"solo {name} x{times}", 1, seed, options))
     return jobs
 
 
@@ -125,6 +127,7 @@ class Benchmark:
         self._seeds = range(options.seeds)
         self._strategies: list[str] = options.strategies.split(",") if options.strategies else []
         self._slow: float = options.slow
+        self._trials = [word for word in options.solo.split(",") if word]
         self._cores: int = options.cores or os.cpu_count() or 1
         self._deadline = time.monotonic() + options.budget if options.budget else None
         self._slow_limit: float = options.slow_limit or math.inf
@@ -171,12 +174,12 @@ class Benchmark:
         """All jobs, the most important first."""
         first, others = self._seeds[0], self._seeds[1:]
         yield Job("default", self._main, first)
-        yield from solo_jobs(first)
+        yield from solo_jobs(first, self._trials)
         best = self._best_solo()
         for seed in others:
             yield Job("default", self._main, seed)
             yield Job("solo", 1, seed)
-            yield from (job for job in solo_jobs(seed) if job.name == best)
+            yield from (job for job in solo_jobs(seed, self._trials) if job.name == best)
         for seed in self._seeds:
             for learners in self._learners:
                 yield Job("default", learners, seed)
@@ -298,7 +301,8 @@ class Benchmark:
 
     def _best_solo(self) -> str:
         """The solo run that ended best, with the first seed, of those that are done."""
-        done = [found for job in solo_jobs(self._seeds[0]) if (found := self._read(job))]
+        jobs = solo_jobs(self._seeds[0], self._trials)
+        done = [found for job in jobs if (found := self._read(job))]
         ended = [each for each in done if not each.diverged]
         return max(ended, key=lambda each: each.curve.final).name if ended else "solo"
 
@@ -371,6 +375,8 @@ def main() -> None:
     ours = [name for name in names() if name != "solo"]
     every = ",".join([*ours, "averaging:sharding=static", "ddp"])
     parser.add_argument("--strategies", default=every, help="by name, at 8 learners")
+    trials = ",".join(trial for trial in TRIALS if trial != SHIPPED)
+    parser.add_argument("--solo", default=trials, help="what solo is tried with besides")
     parser.add_argument("--slow", type=float, default=1.0, help="learner 0 so many times slower")
     parser.add_argument("--cores", type=int, default=0, help="cores to use; 0: all")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds; 0: until it is done")

@@ -281,11 +281,39 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "x", [torch.ones(3), torch.ones(0, 4), torch.ones(3, 4, dtype=torch.bfloat16)]
+    "x", [torch.ones(3), torch.ones(0, 4), torch.ones(3, 4, dtype=torch.float16)]
 )
 def test_rows_of_the_wrong_kind_are_refused(x: Tensor) -> None:
-    with pytest.raises(UserError, match="float32 or float64 rows"):
+    with pytest.raises(UserError, match="float32, float64 or bfloat16 rows"):
         OnlineNaturalGradient().precondition(x)
+
+
+def test_bfloat16_rows_are_preconditioned_like_the_same_rows_in_float64() -> None:
+    """Of 30 directions the first is 30 times as long as the last."""
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.logspace(0, -1.5, 30)
+    mixed = torch.linalg.qr(torch.randn(30, 30, generator=generator))[0]
+    narrow, wide = (OnlineNaturalGradient(rank=8, update_period=2) for _ in range(2))
+    for t in range(60):
+        x = ((torch.randn(64, 30, generator=generator) * spread) @ mixed).bfloat16()
+        rows, scale = narrow.precondition(x)
+        expected, expected_scale = wide.precondition(x.double())
+        assert rows.dtype is torch.bfloat16
+        difference = (scale * rows - expected_scale * expected).norm() / x.double().norm()
+        assert difference < 0.01, t
+    basis, before = (n.state_dict()["basis"] for n in (narrow, wide))
+    assert basis.dtype is torch.float32
+    assert (basis @ basis.T - torch.eye(8)).abs().max() < 1e-5
+    assert (basis.double().T @ basis.double() - before.T @ before).norm() < 0.1
+
+
+def test_a_stream_may_change_between_float32_and_bfloat16() -> None:
+    x = torch.randn(64, 12, generator=torch.Generator().manual_seed(1))
+    changing, steady = (OnlineNaturalGradient(rank=3) for _ in range(2))
+    for t in range(20):
+        rows, scale = changing.precondition(x.bfloat16() if t % 3 else x)
+        expected, expected_scale = steady.precondition(x)
+        assert (scale * rows - expected_scale * expected).norm() < 0.02 * x.norm()
 
 
 def test_another_dimension_is_refused() -> None:

@@ -15,8 +15,15 @@ from torch import Tensor
 from unisono.errors import UserError
 from unisono.optim.fisher import FisherEstimate
 from unisono.optim.fisher_batch import LEAST, LEAST_BFLOAT16, FisherBatch, product
-from unisono.optim.natural_gradient import FLOAT32_ALPHA, checked_state, update_weight, updates
-from unisono.optim.preconditioner import FisherOptions, Gradients, Side, no_rows, row_count
+from unisono.optim.natural_gradient import checked_state, update_weight, updates
+from unisono.optim.preconditioner import (
+    FisherOptions,
+    Gradients,
+    Side,
+    no_rows,
+    row_count,
+    row_dtype,
+)
 from unisono.optim.rows import copy_rows
 
 CAPTURE_AFTER = 3  # minibatches of one shape after which a layer's work is captured
@@ -237,7 +244,7 @@ class DevicePreconditioner:
             )
         if weight in self._pending:
             self._update()
-        shape = count, self._row_dtype(weight, derivatives)
+        shape = count, row_dtype(weight, derivatives, self._options)
         with torch.autocast(self.device.type, enabled=False):
             x, g = self._buffers.get((weight, shape)) or self._new_rows(layer, shape)
             copy_rows(inputs, layer.inputs, x)
@@ -270,13 +277,6 @@ class DevicePreconditioner:
             self._batch.discard_pending()
             reason = str(error).split("\n")[0]
             warnings.warn(f"ng-sgd runs more slowly, without CUDA graphs: {reason}", stacklevel=3)
-
-    def _row_dtype(self, weight: Tensor, derivatives: list[Tensor]) -> torch.dtype:
-        if weight.dtype is torch.float64 or self._options.alpha < FLOAT32_ALPHA:
-            return torch.float64
-        derived = {view.dtype for view in derivatives}
-        narrow = weight.dtype is torch.float32 and derived == {torch.bfloat16}
-        return torch.bfloat16 if narrow else torch.float32
 
     def _new_rows(self, layer: _Layer, shape: Shape) -> tuple[Tensor, Tensor]:
         """Returns x and g for a minibatch, with zeros where they are padded."""

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from unisono.optim.natural_gradient import OnlineNaturalGradient
-from unisono.optim.preconditioner import FisherOptions, Gradients, Side, no_rows, row_count
+from unisono.optim.preconditioner import (
+    FisherOptions,
+    Gradients,
+    Side,
+    no_rows,
+    row_count,
+    row_dtype,
+)
 from unisono.optim.rows import RowBuffer
 
 
@@ -16,8 +23,8 @@ class ExactPreconditioner:
     """Computes [dW, db] = s_g s_x ghat' xhat with Kaldi's arithmetic, layer by layer.
 
     This is what a CPU uses, and what `DevicePreconditioner` is tested against. Where autocast makes
-    the derivatives bfloat16, ghat' xhat is computed in bfloat16, as autocast's own weight gradients
-    are; the estimates stay float32.
+    the derivatives bfloat16, rows are multiplied in bfloat16, as in autocast's own products, and
+    the estimates stay float32.
     """
 
     def __init__(
@@ -53,7 +60,7 @@ class ExactPreconditioner:
         if count == 0:
             return no_rows(weight, bias)
         outputs, width = weight.flatten(1).shape
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        dtype = row_dtype(weight, derivatives, self._options)
         summed = float(count) if self._mean else 1.0
         with torch.autocast(weight.device.type, enabled=False):
             # One side after the other: what was just written is still in the cache.
@@ -62,10 +69,7 @@ class ExactPreconditioner:
             x = self._inputs.gather(inputs, width, dtype, ones=bias is not None)
             _, scale_x = estimates[Side.INPUT].precondition(x, out=x)
             scale = scale_x * scale_g / summed
-            narrow = all(derivative.dtype is torch.bfloat16 for derivative in derivatives)
-            factors = torch.bfloat16 if narrow else dtype
-            gradient = _scaled(scale, g.to(factors).T, x[:, :width].to(factors))
-            gradient = gradient.view(weight.shape).to(weight.dtype)
+            gradient = _scaled(scale, g.T, x[:, :width]).view(weight.shape).to(weight.dtype)
             if bias is None:
                 return gradient, None
             shift = scale.to(dtype) * (g.T @ x[:, width])

@@ -77,7 +77,8 @@ class FisherEstimate:
         minibatch has no more rows than the basis.
 
         Args:
-            x: The minibatch, N x D with D > 1. The basis takes its dtype and device.
+            x: The minibatch, N x D with D > 1. The basis takes its device, and its dtype, but for
+                bfloat16.
             rank: Rows of the basis; at most D - 1 are kept.
             eta: Weight of this minibatch in each update.
         """
@@ -108,8 +109,9 @@ class FisherEstimate:
         return cls(u.T.to(basis) @ basis, d, rho)
 
     def to(self, like: Tensor) -> FisherEstimate:
-        """Return this estimate with its basis in the dtype and on the device of `like`."""
-        return FisherEstimate(self.basis.to(like), self.d, self.rho)
+        """Return this estimate for rows like these: on their device, and at least float32."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return FisherEstimate(self.basis.to(like.device, dtype), self.d, self.rho)
 
     def shrinkage(self, alpha: float) -> Tensor:
         """Return e = d / (beta + d), as `OnlineNaturalGradient` derives it, like the basis."""
@@ -120,7 +122,7 @@ class FisherEstimate:
         """Return the estimate after a minibatch; this very one if the minibatch is not finite.
 
         Args:
-            x: The minibatch, N x D, like the basis.
+            x: The minibatch, N x D, like the basis or bfloat16.
             h: x basis', N x rank.
             norm: sqrt(tr(xx')), float64, without dimensions.
             eta: Weight of this minibatch.

@@ -13,7 +13,9 @@ from unisono.optim.fisher import FisherEstimate
 
 ALWAYS_UPDATING = 10  # up to this t every call updates the estimate, whatever the period
 MAX_ETA = 0.9  # eta is never larger, so that a huge minibatch does not erase the past
-FLOAT32_ALPHA = 1.0  # with less smoothing than this, float32 rows are worked on in float64
+FLOAT32_ALPHA = 1.0  # with less smoothing than this, narrower rows are worked on in float64
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class OnlineNaturalGradient:
@@ -60,6 +62,10 @@ class OnlineNaturalGradient:
     where alpha smooths, unless all rows lie along one direction. Without smoothing it comes to
     1e3, so with alpha < 1 float32 rows are worked on in float64. (TF32, if the user allows it,
     is as coarse here as elsewhere.)
+
+    **bfloat16 rows** are multiplied by a basis that is rounded as well, and products are known to
+    2^-9, so what is left of a direction that is all but taken away is rough. The estimate itself
+    stays float32.
 
     **Cost.** 4 N rank D floating-point operations a call; 6 N rank D, and 4 rank^2 D in float64
     besides, where the call updates. `docs/evidence/natural_gradient.md` has floors and
@@ -114,14 +120,14 @@ class OnlineNaturalGradient:
         self._alpha = alpha
         self._t = 0
         self._fisher: FisherEstimate | None = None
-        self._e = torch.empty(0)
+        self._basis = self._e = torch.empty(0)
 
     @torch.no_grad()
     def precondition(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Precondition the rows of one minibatch, and learn from them when it is time.
 
         Args:
-            x: N x D, float32 or float64; D is the same at every call.
+            x: N x D, float32, float64 or bfloat16; D is the same at every call.
             out: Where to put the rows, x itself included, which saves a copy; by default a new
                 tensor.
 
@@ -141,16 +147,17 @@ class OnlineNaturalGradient:
             fisher = self._current(work, norm)
             if fisher is None:
                 return out.copy_(x), torch.ones_like(norm)
-            h = work @ fisher.basis.T
+            basis = self._basis
+            h = work @ basis.T
             lowered = h * self._e
             if updates(self._t, self._update_period) and not self.frozen:
                 # Before x is overwritten, where out is x.
-                self._use(fisher.updated(work, h, norm, self._eta(len(x))))
+                self._use(fisher.updated(work, h, norm, self._eta(len(x))), work)
             self._t += 1
             if work.dtype == out.dtype:
-                torch.addmm(work, lowered, fisher.basis, alpha=-1.0, out=out)
+                torch.addmm(work, lowered, basis, alpha=-1.0, out=out)
             else:
-                out.copy_(torch.addmm(work, lowered, fisher.basis, alpha=-1.0))
+                out.copy_(torch.addmm(work, lowered, basis, alpha=-1.0))
         scale = (norm / _norm(out)).masked_fill_(norm == 0, 1.0)
         return out, scale
 
@@ -178,20 +185,21 @@ class OnlineNaturalGradient:
         self.frozen = bool(state["frozen"])
         self._fisher = None
         if len(basis) > 0:
-            self._use(FisherEstimate.from_core(basis, d.cpu(), rho))
+            self._use(FisherEstimate.from_core(basis, d.cpu(), rho), basis)
 
-    def _use(self, fisher: FisherEstimate) -> FisherEstimate:
-        """Make this the estimate, and keep its e on the device."""
-        self._e = fisher.shrinkage(self._alpha)
+    def _use(self, fisher: FisherEstimate, rows: Tensor) -> FisherEstimate:
+        """Make this the estimate, and keep its basis and e in the dtype of the rows."""
+        self._basis = fisher.basis.to(rows.dtype)
+        self._e = fisher.shrinkage(self._alpha).to(rows.dtype)
         self._fisher = fisher
         return fisher
 
     def _check(self, x: Tensor) -> None:
-        """Refuse what is not N x D, float32 or float64, of the dimension seen before."""
-        if x.dim() != 2 or 0 in x.shape or x.dtype not in (torch.float32, torch.float64):
+        """Refuse what is not N x D, of a known dtype, of the dimension seen before."""
+        if x.dim() != 2 or 0 in x.shape or x.dtype not in _DTYPES:
             raise UserError(
                 f"natural gradient: x is {x.dtype} of shape {tuple(x.shape)}; give a matrix of "
-                "float32 or float64 rows, at least one"
+                "float32, float64 or bfloat16 rows, at least one"
             )
         if self._fisher is not None and x.shape[1] != self._fisher.basis.shape[1]:
             raise UserError(
@@ -205,9 +213,10 @@ class OnlineNaturalGradient:
         if x.shape[1] == 1 or (fisher is None and not norm.isfinite()):
             return None
         if fisher is None:
-            fisher = self._use(FisherEstimate.first(x, self._rank, self._eta(len(x))))
-        elif fisher.basis.dtype != x.dtype or fisher.basis.device != x.device:
-            fisher = self._use(fisher.to(x))
+            first = FisherEstimate.first(x, self._rank, self._eta(len(x)))
+            return self._use(first, x)
+        if self._basis.dtype != x.dtype or self._basis.device != x.device:
+            fisher = self._use(fisher.to(x), x)
         return fisher
 
     def _eta(self, count: int) -> float:
@@ -256,7 +265,8 @@ def checked_state(state: Mapping[str, Tensor | float], rank: int) -> tuple[Tenso
 
 def _norm(x: Tensor) -> Tensor:
     """Return sqrt(tr(xx')) in float64; float32 sums are good along a row, not over a matrix."""
-    rows = torch.linalg.vector_norm(x, dim=1)
+    wide = torch.float32 if x.dtype is torch.bfloat16 else None
+    rows = torch.linalg.vector_norm(x, dim=1, dtype=wide)
     norm: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
     return norm
 

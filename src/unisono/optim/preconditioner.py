@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from unisono.optim.natural_gradient import FLOAT32_ALPHA
+
 Gradients = tuple[Tensor, Tensor | None]
 """Of the weight, and of the bias where there is one."""
 
@@ -86,6 +88,15 @@ class LayerPreconditioner(Protocol):
 def row_count(weight: Tensor, derivatives: list[Tensor]) -> int:
     """Returns the number of rows that a minibatch has for a layer."""
     return sum(view.numel() for view in derivatives) // len(weight)
+
+
+def row_dtype(weight: Tensor, derivatives: list[Tensor], options: FisherOptions) -> torch.dtype:
+    """Returns what rows are multiplied in: bfloat16 where autocast made the derivatives so."""
+    if weight.dtype is torch.float64 or options.alpha < FLOAT32_ALPHA:
+        return torch.float64
+    derived = {view.dtype for view in derivatives}
+    narrow = weight.dtype is torch.float32 and derived == {torch.bfloat16}
+    return torch.bfloat16 if narrow else torch.float32
 
 
 def no_rows(weight: Tensor, bias: Tensor | None) -> Gradients:
