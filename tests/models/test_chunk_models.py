@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from unisono.errors import UserError
 from unisono.models import BLSTM, LSTM, TDNN, build
-from unisono.models.lstm import ProjectedLSTM
+from unisono.models.lstm import ProjectedLSTM, together
 from unisono.optim import NaturalGradientSGD
 
 INPUTS, OUTPUTS = 5, 6
@@ -53,7 +53,7 @@ def test_lstm_layer_is_that_of_torch(projection: int) -> None:
 
 @pytest.mark.parametrize("projection", [0, 5])
 def test_kernels_give_what_frame_by_frame_gives(
-    projection: int, monkeypatch: pytest.MonkeyPatch
+    projection: int,
 ) -> None:
     """Hooks, as natural gradient has them, make it go frame by frame."""
     layer = ProjectedLSTM(7, 11, projection, torch.Generator().manual_seed(1)).double()
@@ -64,15 +64,46 @@ def test_kernels_give_what_frame_by_frame_gives(
         return [outputs, *torch.autograd.grad(outputs.square().sum(), wanted)]
 
     calls: list[int] = []
-    together = found(layer._together(x))
+    at_once = found(together(x, [[layer]]))
     handle = layer.recurrent.register_forward_hook(lambda *_: calls.append(1))
     apart = found(layer(x))
     handle.remove()
     assert len(calls) == 20
-    for one, other in zip(together, apart, strict=True):
+    for one, other in zip(at_once, apart, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-    monkeypatch.setattr(layer, "_together", lambda x: None)
-    assert (layer(x) is None) == (projection == 0), "a CPU has no kernel with a projection"
+    assert layer.has_kernel(x) == (projection == 0), "a CPU has no kernel with a projection"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lstm", {"hidden": [8, 8, 8], "projection": 0}),
+        ("lstm", {"hidden": [8, 12], "projection": 0}),
+        ("lstm", {"hidden": [8, 8], "projection": 0, "dropout": 0.5}),
+        ("blstm", {}),
+    ],
+)
+def test_stacked_kernels_give_what_frame_by_frame_gives(name: str, options: Any) -> None:
+    model = small(name, **options).double().train("dropout" not in options)
+    x = frames(model, 12, batch=3).double()
+
+    def found() -> list[Tensor]:
+        logits = model(x)
+        return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
+
+    at_once = found()
+    for layer in model.modules():
+        if isinstance(layer, ProjectedLSTM):
+            layer.recurrent.register_forward_hook(lambda *_: None)
+    for one, other in zip(at_once, found(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_dropout_between_stacked_layers() -> None:
+    model = small("lstm", hidden=[8, 8], projection=0, dropout=0.5)
+    x = frames(model, 12)
+    assert not torch.equal(model(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))
 
 
 def test_a_projection_is_a_quarter_of_the_cells_or_as_asked_for() -> None:

@@ -41,7 +41,8 @@ class BatchedNaturalGradient:
         rows[:, :dim] = x
         if estimate.needs_rows:
             estimate.start(x, update_weight(count, self._history))
-        updating = estimate.count()
+        updating = estimate.is_due
+        estimate.count()
         scale = self.batch.precondition(index, rows, updating=updating)
         if updating:
             self.batch.update()

@@ -390,6 +390,9 @@ class Config(ConfigTable):
         description="numbers that models compute in: float32, tf32 (GPUs) or bfloat16; parameters "
         "stay float32; auto: bfloat16 where it is faster",
     )
+    capture: bool = Field(
+        default=True, description="on a GPU, replay training steps as CUDA graphs"
+    )
     timeout_s: float = Field(
         default=10.0,
         gt=0,

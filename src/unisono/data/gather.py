@@ -57,7 +57,9 @@ class DeviceFrames:
         self._states = torch.from_numpy(states).to(device)
 
     def __call__(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        examples = torch.from_numpy(indices).to(self._rows.device)
+        examples = torch.from_numpy(indices)
+        if self._rows.is_cuda:  # from pinned memory, so that nobody waits for the device
+            examples = examples.pin_memory().to(self._rows.device, non_blocking=True)
         x = self._windows.index_select(0, self._rows.index_select(0, examples))
         return x, self._states.index_select(0, examples).long()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from unisono.errors import Diverged, UserError
+from unisono.learner.skip_counts import SkipCounts
 
 IN_A_ROW = 10
 """So many steps in a row that are not finite mean that the learner has diverged."""
@@ -22,23 +23,25 @@ class FiniteGuard:
     """
 
     def __init__(self) -> None:
-        self.skipped = 0
-        self._in_a_row = 0
+        self._skipped = self._in_a_row = 0
+        self.captured: SkipCounts | None = None
+        """Of captured steps, which check themselves."""
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not taken; waits for the device."""
+        if self.captured is None:
+            return self._skipped
+        self.captured.flush()
+        return self._skipped + self.captured.skipped
 
     def mark(self, loss: torch.Tensor, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
         """If the loss is not finite, makes the gradients not finite, too.
 
         So learners that share gradients all decide alike.
         """
-        if not loss.is_cuda and math.isfinite(loss.item()):
-            return
-        for parameter in parameters():
-            grad = parameter.grad
-            if grad is not None and grad.numel() > 0:
-                # 0 for a finite loss, else NaN; without reading the loss from the device.
-                zero = loss.detach().reshape(()) * 0
-                grad[(0,) * grad.dim()].add_(zero.to(grad.device))
-                return
+        if loss.is_cuda or not math.isfinite(loss.item()):
+            make_not_finite_like(loss, parameters())
 
     def allows(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether the step is finite."""
@@ -54,15 +57,26 @@ class FiniteGuard:
 
     def count(self) -> None:
         """Counts a step that was not taken."""
-        self.skipped += 1
+        self._skipped += 1
         self._in_a_row += 1
 
     def check(self, learner: int) -> None:
         """Raises ``Diverged`` if too many steps in a row were not finite."""
-        if self._in_a_row >= IN_A_ROW:
+        captured = 0 if self.captured is None else self.captured.in_a_row
+        if max(self._in_a_row, captured) >= IN_A_ROW:
             raise Diverged(
                 f"learner {learner}: {self.skipped} steps were not finite, the last ten in a row"
             )
+
+
+def make_not_finite_like(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
+    """Makes the gradients not finite if the loss is not, without reading it from the device."""
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None and grad.numel() > 0:
+            zero = loss.detach().reshape(()) * 0  # or NaN
+            grad[(0,) * grad.dim()].add_(zero.to(grad.device))
+            return
 
 
 def _are_finite(grads: list[torch.Tensor]) -> bool:

@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from unisono.coordinator.messages import Stop
 from unisono.errors import ProcessLost, UserError
 from unisono.fabric import Cancelled, Fabric
-from unisono.fabric.blocking import check_may_block
 from unisono.learner.arguments import (
     check_inside,
     checkpoint_folder,
@@ -28,6 +27,8 @@ from unisono.learner.arguments import (
     warn_of_few_rounds,
     whole_number,
 )
+from unisono.learner.backward_pass import BackwardPass
+from unisono.learner.captured_step import CapturedStep
 from unisono.learner.checkpointer import Checkpointer, Stateful
 from unisono.learner.data_feed import DataFeed, as_source, make_feed
 from unisono.learner.draw import Draw, Draws, Stream
@@ -45,9 +46,6 @@ from unisono.learner.task import Task
 from unisono.learner.update_hooks import UpdateHooks
 from unisono.output import tell
 from unisono.strategies.base import StateBundle, Strategy, check_servers, describe
-
-_STATE, _SPARE = 16, 1 << 26
-"""Others may send vectors of up to ``_STATE`` times the model's bytes plus ``_SPARE``."""
 
 
 class Learner:
@@ -122,7 +120,6 @@ class Learner:
         self._processes = Processes(self._placement, model, self._extra_state, split=slices)
         self._log = None if log is None else LearnerLog(Path(log))
         self._quiet = quiet
-        self._reduce_gradients = reduce_gradients
         self._checkpointer: Checkpointer | None = None
         self._restored_state: list[StateBundle] = []
         self._feed: DataFeed | None = None
@@ -132,6 +129,9 @@ class Learner:
         self._rejoiner: Rejoiner | None = None
         self._inside = False
         self.meter = Meter()
+        self._backward_pass = BackwardPass(
+            self._updates, self._processes, self.meter, reduce_gradients, self._placement
+        )
 
     # The loop.
 
@@ -243,28 +243,33 @@ class Learner:
         With ``accumulate`` more gradients follow before the next ``optimizer.step()``; strategies
         that share gradients do so after the last.
         """
-        rejoiner = self._need_rejoiner()
-        session = rejoiner.session
-        if self.learners > 1:
-            check_may_block()
-        with rejoiner.surviving():
-            self._updates.notice_skip(session)
-        loss = self._processes.share_of(loss)
-        self.meter.loss(loss)
-        with rejoiner.surviving():
-            session.fabric.compute(loss.backward, self._placement.cost)
-        self._processes.add_up()
-        self._reduce_gradients()
-        self._guard.mark(loss, self._optimizers.parameters)
-        with rejoiner.surviving():
-            session.stepper.backward_done(accumulate=accumulate)
-        self._optimizers.note_gradients()
+        self._backward_pass.run(loss, accumulate=accumulate)
 
     def step(self, loss: torch.Tensor) -> None:
         """``backward``, ``optimizer.step()`` and ``optimizer.zero_grad()``."""
         self.backward(loss)
         self._optimizers.step()
         self._optimizers.clear_gradients()
+
+    def capture(
+        self,
+        loss: Callable[..., torch.Tensor],
+        *,
+        before_update: Callable[[], object] = lambda: None,
+    ) -> CapturedStep:
+        """A function that does ``step(loss(*minibatch))``, on a GPU by replaying CUDA graphs.
+
+        It returns the loss, detached::
+
+            train = learner.capture(lambda x, y: criterion(model(x), y))
+            for x, y in learner.draw(loader):
+                train(x.cuda(non_blocking=True), y.cuda(non_blocking=True))
+
+        Args:
+            loss: from the tensors of a minibatch to its mean loss, without reading from the device.
+            before_update: called between backward pass and update, for example to clip gradients.
+        """
+        return CapturedStep(self.model, self._backward_pass, loss, before_update)
 
     def every(self, *, examples: int) -> bool:
         """Whether, since the last call, this learner trained past a multiple of ``examples``.
@@ -365,8 +370,7 @@ class Learner:
         reached = max((stop for _, stop in task.committed), default=0)
         progress = self._progress = Progress(feed.positions, reached)
         if self.number == 0 and not self._quiet:
-            lines = self.describe()[: None if self.learners > 1 else 1]
-            tell(*lines)
+            tell(*self.describe()[: None if self.learners > 1 else 1])
             warn_of_few_rounds(self.strategy, self.learners, task.total, task.batch_size)
         make = partial(self._make_session, task)
         rejoiner = self._rejoiner = Rejoiner(self._placement, make, self._join, self._before_rejoin)
@@ -426,7 +430,7 @@ class Learner:
         )
 
     def _make_session(self, task: Task[Any], fabric: Fabric) -> Session[Any]:
-        fabric.limit_vectors(_STATE * self._storage.nbytes + _SPARE)
+        fabric.limit_vectors(self._storage.longest_vector)
         return Session(
             fabric,
             self.strategy,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ class Optimizers:
         self._after = after
         self._stepped: set[int] = set()
         self._may = True
+        self._is_noticing = True
         self.fresh = False
         """Whether there are gradients that no step has seen."""
         self._hooks: list[Any] = []
@@ -43,6 +45,9 @@ class Optimizers:
 
     def __len__(self) -> int:
         return len(self._optimizers)
+
+    def __iter__(self) -> Iterator[Optimizer]:
+        return iter(self._optimizers)
 
     def describe(self) -> str:
         return ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
@@ -57,6 +62,15 @@ class Optimizers:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """A context in which steps are no updates: they are captured, and not taken."""
+        self._is_noticing = False
+        try:
+            yield
+        finally:
+            self._is_noticing = True
 
     def parameters(self) -> list[torch.Tensor]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
@@ -141,6 +155,8 @@ class Optimizers:
     def _pre(
         self, place: int, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if not self._is_noticing:
+            return
         if any(callable(a) for a in args[1:]) or kwargs.get("closure") is not None:
             raise UserError("optimizer.step(closure) is not supported: compute the loss before it")
         if place in self._stepped:
@@ -154,6 +170,8 @@ class Optimizers:
                     parameter.grad = None
 
     def _post(self, place: int, *_: object) -> None:
+        if not self._is_noticing:
+            return
         self._stepped.add(place)
         if len(self._stepped) == len(self._optimizers):
             self.finish_update()

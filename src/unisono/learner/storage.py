@@ -65,6 +65,11 @@ class ModelStorage:
         return [*self.parameters, *(buffer for _, buffer in self._buffers())]
 
     @property
+    def longest_vector(self) -> int:
+        """Bytes of the longest vector that another member may send: states are several models."""
+        return 16 * self.nbytes + (1 << 26)
+
+    @property
     def nbytes(self) -> int:
         tensors = self.tensors
         return sum(t.numel() for t in tensors) * _dtype(tensors).itemsize

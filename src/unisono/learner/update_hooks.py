@@ -25,7 +25,7 @@ class UpdateHooks:
     def __init__(self, optimizers: Sequence[Optimizer], rejoiner: Callable[[], Rejoiner]) -> None:
         self.optimizers = Optimizers(optimizers, self._before, self._after)
         self.guard = FiniteGuard()
-        self._rejoiner = rejoiner
+        self.rejoiner = rejoiner
         self._may_update = True
         self._steps_here = True
 
@@ -37,23 +37,38 @@ class UpdateHooks:
             self.guard.count()
             session.stepper.skipped()
 
+    def replay(self, work: Callable[[], None], *, checks: bool) -> None:
+        """An update by work that does what the optimizers' steps would.
+
+        With ``checks`` the work takes no step that is not finite; so unless others see the
+        gradients, nobody waits for the device to look.
+        """
+        unseen = checks and not self.rejoiner().session.participant.shares_gradients
+        if self._begin(unseen or self.guard.allows(self.optimizers.parameters())):
+            work()
+        self.optimizers.fresh = False
+        self.optimizers.finish_update()
+
     def _before(self) -> bool:
-        rejoiner = self._rejoiner()
+        return self._begin(self.guard.allows(self.optimizers.parameters()))
+
+    def _begin(self, finite: bool) -> bool:
+        """Returns whether the optimizers are to step here and now."""
+        rejoiner = self.rejoiner()
         session = rejoiner.session
         if not session.stepper.has_open and not self.optimizers.fresh:
             raise UserError("optimizer.step() without gradients of learner.backward(loss) to use")
         if session.replica.is_showing:
             raise UserError("optimizer.step() inside learner.consensus(): it is to look at only")
-        allowed = self.guard.allows(self.optimizers.parameters())
-        self._may_update = allowed or (self.optimizers.half_done and self._may_update)
-        if allowed and not self.optimizers.half_done:
+        self._may_update = finite or (self.optimizers.half_done and self._may_update)
+        if finite and not self.optimizers.half_done:
             with rejoiner.surviving():
                 self._steps_here = session.stepper.update_begins()
         session.replica.begin_update()
-        return allowed and self._steps_here
+        return finite and self._steps_here
 
     def _after(self) -> None:
-        rejoiner = self._rejoiner()
+        rejoiner = self.rejoiner()
         session = rejoiner.session
         with rejoiner.surviving():
             if self._may_update:

@@ -54,25 +54,30 @@ class ProjectedLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps frames (N x T x inputs) to outputs (N x T x outputs)."""
-        has_kernel = x.is_cuda or isinstance(self.projection, nn.Identity)
-        if has_kernel and not any(map(_has_hooks, self.children())):
-            return self._together(x)
-        return self._frame_by_frame(x)
+        return together(x, [[self]]) if self.has_kernel(x) else self._frame_by_frame(x)
 
-    def _together(self, x: Tensor) -> Tensor:
+    @property
+    def cells(self) -> int:
+        """How many there are."""
+        return self.inward.out_features // 4
+
+    def has_kernel(self, x: Tensor) -> bool:
+        """Whether torch's kernels can compute the layer where x is."""
+        available = x.is_cuda or isinstance(self.projection, nn.Identity)
+        return available and not any(map(_has_hooks, self.children()))
+
+    def weights(self) -> list[Tensor]:
+        """The parameters in the order of torch's kernels, which have a second bias."""
         bias = self.inward.bias
-        weights = [self.inward.weight, self.recurrent.weight, bias, torch.zeros_like(bias)]
+        found = [self.inward.weight, self.recurrent.weight, bias, torch.zeros_like(bias)]
         if isinstance(self.projection, nn.Linear):
-            weights.append(self.projection.weight)
-        start = (x.new_zeros(1, len(x), self.outputs), x.new_zeros(1, len(x), len(bias) // 4))
-        options = (True, 1, 0.0, self.training, False, True)
-        outputs: Tensor = torch.lstm(x, start, weights, *options)[0]
-        return outputs
+            found.append(self.projection.weight)
+        return found
 
     def _frame_by_frame(self, x: Tensor) -> Tensor:
         driven = self.inward(x)
         r = x.new_zeros(len(x), self.outputs)
-        c = x.new_zeros(len(x), driven.shape[2] // 4)
+        c = x.new_zeros(len(x), self.cells)
         outputs = []
         for drive in driven.unbind(1):
             i, f, g, o = (drive + self.recurrent(r)).chunk(4, 1)
@@ -80,6 +85,24 @@ class ProjectedLSTM(nn.Module):
             r = self.projection(o.sigmoid() * c.tanh())
             outputs.append(r)
         return torch.stack(outputs, 1)
+
+
+def together(x: Tensor, layers: Sequence[Sequence[ProjectedLSTM]]) -> Tensor:
+    """Maps frames to the outputs of layers one above the other, by one call of torch's kernels.
+
+    Each layer is one that reads forwards, or a pair with one that reads backwards. cuDNN computes
+    layers and directions beside each other, as far as one does not wait for the other.
+    """
+    first, directions = layers[0][0], len(layers[0])
+    weights = [weight for layer in layers for each in layer for weight in each.weights()]
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):  # which knows no bfloat16 here
+        x, *weights = (t.to(torch.get_autocast_dtype("cuda")) for t in (x, *weights))
+    count = len(layers) * directions
+    start = (x.new_zeros(count, len(x), first.outputs), x.new_zeros(count, len(x), first.cells))
+    with torch.autocast("cuda", enabled=False):
+        options = (True, len(layers), 0.0, first.training, directions == 2, True)
+        outputs: Tensor = torch.lstm(x, start, weights, *options)[0]
+    return outputs
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -148,7 +171,14 @@ class LSTM(RecurrentModel):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps chunks (N x (left + T + right) x inputs) to logits (N x T x outputs)."""
-        logits: Tensor = self.logits(self.layers(x)[:, self.left + self.right :])
+        layers = [layer for layer in self.layers if isinstance(layer, ProjectedLSTM)]
+        is_alike = len({(layer.cells, layer.outputs) for layer in layers}) == 1
+        drops = self.training and any(isinstance(p, nn.Dropout) and p.p > 0 for p in self.layers)
+        if is_alike and not drops and all(layer.has_kernel(x) for layer in layers):
+            x = together(x, [[layer] for layer in layers])
+        else:
+            x = self.layers(x)
+        logits: Tensor = self.logits(x[:, self.left + self.right :])
         return logits
 
 
@@ -203,7 +233,12 @@ class BLSTM(RecurrentModel):
     def forward(self, x: Tensor) -> Tensor:
         """Maps chunks (N x (left + T + right) x inputs) to logits (N x T x outputs)."""
         for forwards, backwards in zip(self.forwards, self.backwards, strict=True):
-            x = torch.cat([forwards(x), backwards(x.flip(1)).flip(1)], 2)
+            assert isinstance(forwards, ProjectedLSTM)
+            assert isinstance(backwards, ProjectedLSTM)
+            if forwards.has_kernel(x) and backwards.has_kernel(x):
+                x = together(x, [[forwards, backwards]])
+            else:
+                x = torch.cat([forwards(x), backwards(x.flip(1)).flip(1)], 2)
             x = self.dropout(x)
         classified = x[:, self.left : x.shape[1] - self.right]
         logits: Tensor = self.logits(self.bottleneck(classified))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.nn.utils import clip_grad_norm_
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import SGD, Optimizer
 
 
@@ -23,8 +25,17 @@ def bound_steps(optimizer: SGD, longest: float) -> None:
 
     def clip(watched: Optimizer, args: Any, kwargs: Any) -> None:
         for group in watched.param_groups:
-            if group["lr"] > 0:
-                limit = longest * (1.0 - group["momentum"]) / float(group["lr"])
-                clip_grad_norm_(group["params"], limit)
+            rate, most = group["lr"], longest * (1.0 - group["momentum"])
+            if isinstance(rate, Tensor):
+                _clip(group["params"], most / rate)
+            elif rate > 0:
+                clip_grad_norm_(group["params"], most / rate)
 
     optimizer.register_step_pre_hook(clip)
+
+
+def _clip(parameters: list[Tensor], limit: Tensor) -> None:
+    """What ``clip_grad_norm_`` does, where the limit is on the device and is to stay there."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = get_total_norm(gradients)
+    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))

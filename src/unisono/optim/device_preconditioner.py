@@ -104,16 +104,17 @@ class DeviceEstimate:
         self._batch.load(self._index, first.basis, first.d, first.rho)
         self._started = True
 
-    def count(self) -> bool:
-        """Counts one minibatch; returns whether it updates the estimate.
+    @property
+    def is_due(self) -> bool:
+        """Whether the next minibatch updates the estimate.
 
-        Rows of dimension 1, which have none, do not count and follow the other side.
+        Rows of dimension 1, which have none, follow the other side.
         """
-        if self._dim == 1:
-            return True
-        updating = updates(self._t, self._period) and not self.frozen
-        self._t += 1
-        return updating
+        return self._dim == 1 or (updates(self._t, self._period) and not self.frozen)
+
+    def count(self) -> None:
+        """Counts one minibatch; rows of dimension 1 do not count."""
+        self._t += self._dim > 1
 
     def state_dict(self) -> dict[str, Tensor | float]:
         """Returns the state as `OnlineNaturalGradient` does; waits for the device.
@@ -214,6 +215,8 @@ class DevicePreconditioner:
         self._seen: Counter[tuple[Tensor, Shape]] = Counter()
         self._buffers: dict[tuple[Tensor, Shape], tuple[Tensor, Tensor]] = {}
         self._graphs: dict[tuple[object, ...], Work] = {}
+        self.is_replayed = False
+        """Whether a whole step is being captured, whose replays count instead."""
 
     def new_estimate(self, weight: Tensor, side: Side) -> DeviceEstimate:
         layer = self._layers[weight]
@@ -250,9 +253,10 @@ class DevicePreconditioner:
             copy_rows(inputs, layer.inputs, x)
             copy_rows(derivatives, layer.outputs, g)
             if self._start(layer, x, g, estimates):
-                # Both sides count.
-                updating = all([estimate.count() for estimate in estimates.values()])
+                updating = all(estimate.is_due for estimate in estimates.values())
                 self._precondition(weight, shape, x, g, updating)
+                for estimate in estimates.values() if not self.is_replayed else ():
+                    estimate.count()
             gradient = product(g.T, x[:, : layer.inputs])[: layer.outputs].view(weight.shape)
             if layer.bias is None:
                 return gradient.to(weight.dtype), None
@@ -277,6 +281,12 @@ class DevicePreconditioner:
             self._batch.discard_pending()
             reason = str(error).split("\n")[0]
             warnings.warn(f"ng-sgd runs more slowly, without CUDA graphs: {reason}", stacklevel=3)
+
+    def leave_capturing(self) -> None:
+        """Captures nothing any more: somebody else captures whole steps."""
+        self._capture = None
+        self._buffers.clear()
+        self._graphs.clear()
 
     def _new_rows(self, layer: _Layer, shape: Shape) -> tuple[Tensor, Tensor]:
         """Returns x and g for a minibatch, with zeros where they are padded."""

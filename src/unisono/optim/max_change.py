@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,13 +17,13 @@ class LayerStep:
     Attributes:
         parameters: Its parameters.
         directions: One for each, of the same shape.
-        rate: The learning rate.
+        rate: The learning rate; as a tensor where the step is captured in a CUDA graph.
         max_change: The longest change, as the 2-norm over all its parameters; 0: any.
     """
 
     parameters: list[Tensor]
     directions: list[Tensor]
-    rate: float
+    rate: float | Tensor
     max_change: float
 
 
@@ -47,7 +48,8 @@ def take_step(steps: Sequence[LayerStep], max_change: float) -> Tensor:
         Whether the step was finite, and so was taken: a tensor without dimensions, on the device.
     """
     lengths = _lengths(steps)
-    bounds = _beside(lengths, [step.max_change or torch.inf for step in steps])
+    longest = tuple(step.max_change or torch.inf for step in steps)
+    bounds = _constants(longest, lengths.dtype, lengths.device)
     rates = _beside(lengths, [step.rate for step in steps])
     finite = lengths.isfinite().all()
     factors = (bounds / lengths).clamp(max=1.0)
@@ -78,15 +80,23 @@ def _lengths(steps: Sequence[LayerStep]) -> Tensor:
     directions = [d for step in steps for d in step.directions]
     if not directions[0].is_cuda:
         return torch.stack([_length(step) for step in steps])
-    of = [place for place, step in enumerate(steps) for _ in step.directions]
-    belongs = _indicator(of, len(steps)).to(directions[0].device, non_blocking=True)
-    norms = _norms(directions, belongs)
+    of = tuple(place for place, step in enumerate(steps) for _ in step.directions)
+    norms = _norms(directions, _indicator(of, len(steps), directions[0].device))
     return _beside(norms, [step.rate for step in steps]) * norms
 
 
-def _indicator(of: list[int], layers: int) -> Tensor:
+# A CUDA graph cannot copy from the host, so what never changes stays on the device.
+@lru_cache(maxsize=64)
+def _indicator(of: tuple[int, ...], layers: int, device: torch.device) -> Tensor:
     """Returns which tensors are which layer's, layers x tensors."""
-    return (torch.tensor(of) == torch.arange(layers).unsqueeze(1)).double()
+    found = (torch.tensor(of) == torch.arange(layers).unsqueeze(1)).double()
+    return found.to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=64)
+def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns numbers as a tensor."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def _norms(directions: list[Tensor], of: Tensor) -> Tensor:
@@ -94,8 +104,11 @@ def _norms(directions: list[Tensor], of: Tensor) -> Tensor:
     return (of @ torch.stack(torch._foreach_norm(directions)).double().square()).sqrt()
 
 
-def _beside(tensor: Tensor, values: list[float]) -> Tensor:
-    """Returns numbers as a tensor like another, copied without waiting for the device."""
+def _beside(tensor: Tensor, values: Sequence[float | Tensor]) -> Tensor:
+    """Returns numbers as a tensor like another, without waiting for the device."""
+    there = [value for value in values if isinstance(value, Tensor)]
+    if there:
+        return torch.stack(there).to(tensor.dtype)
     return torch.tensor(values, dtype=tensor.dtype).to(tensor.device, non_blocking=True)
 
 

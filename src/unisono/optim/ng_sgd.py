@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, overload
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import UserError
-from unisono.optim.device_preconditioner import DevicePreconditioner
+from unisono.optim.device_preconditioner import DeviceEstimate, DevicePreconditioner
 from unisono.optim.exact_preconditioner import ExactPreconditioner
 from unisono.optim.gradient_hooks import GradientHook
 from unisono.optim.max_change import LayerStep, take_step
@@ -213,6 +214,38 @@ class NaturalGradientSGD(Optimizer):
             preconditioner.after_step()
         return loss
 
+    def replay_key(self) -> Hashable | None:
+        """What the host decides of the next minibatch, for graphs of whole steps.
+
+        None: the step cannot be captured yet, or not on this device.
+        """
+        estimates = [self._estimate(weight, side) for weight in self._hooks for side in Side]
+        on_device = [e for e in estimates if isinstance(e, DeviceEstimate) and not e.needs_rows]
+        if len(on_device) < len(estimates):
+            return None
+        return (self.max_change_total, *(estimate.is_due for estimate in on_device))
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """A context in which backward pass and step are captured, and count for nothing."""
+        batched = [p for p in self._preconditioners.values() if isinstance(p, DevicePreconditioner)]
+        for preconditioner in batched:
+            preconditioner.leave_capturing()
+            preconditioner.is_replayed = True
+        try:
+            yield
+        finally:
+            for preconditioner in batched:
+                preconditioner.is_replayed = False
+
+    def replayed(self) -> None:
+        """Counts a minibatch whose backward pass and step were replayed."""
+        for weight in self._hooks:
+            for side in Side:
+                estimate = self._estimate(weight, side)
+                assert isinstance(estimate, DeviceEstimate)
+                estimate.count()
+
     def state_dict(self) -> dict[str, Any]:
         """Momentum, settings of the groups, and the estimates under `fisher`."""
         packed: dict[str, Any] = super().state_dict()
@@ -312,7 +345,7 @@ class NaturalGradientSGD(Optimizer):
     def _clear_momentum(self, finite: Tensor) -> None:
         """Clears momentum unless the step was finite; on a CPU that is looked at first."""
         past = [s["momentum_buffer"] for s in self.state.values() if "momentum_buffer" in s]
-        if finite.is_cuda or not finite:
+        if _is_batched(finite.device) or not finite:
             for buffer in past:
                 buffer.masked_fill_(~finite, 0.0)
 

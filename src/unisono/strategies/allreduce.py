@@ -24,6 +24,7 @@ class AllReduceParticipant(SyncParticipant):
 
     report_every = 16
     optimizer_travels = True
+    shares_gradients = True
 
     def __init__(self, replica: Replica, precision: Precision) -> None:
         super().__init__(replica, precision)

@@ -185,6 +185,8 @@ class Participant:
 
     optimizer_travels = False
     """Whether a newcomer also needs the donor's optimizer state."""
+    shares_gradients = False
+    """Whether others see its gradients, which must then be finite before ``before_update``."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica

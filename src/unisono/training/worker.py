@@ -20,7 +20,7 @@ from rich.text import Text
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from unisono.config import ComputePrecision, Config
+from unisono.config import ComputePrecision, Config, OptimizerChoice
 from unisono.coordinator.client import Abandoned
 from unisono.coordinator.service import PATIENCE
 from unisono.data import Part, UtteranceSource
@@ -54,12 +54,13 @@ from unisono.training.builders import (
     source_of,
     strategy_of,
 )
+from unisono.training.compiled_loss import WORTH_STEPS, CompiledLoss
 from unisono.training.display import PARENT_SHOWS, show
 from unisono.training.helpers import Helpers
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
 from unisono.training.kaldi.recipe import KaldiRecipe
 from unisono.training.objective import objective_of
-from unisono.training.precision import autocast, choose_precision
+from unisono.training.precision import autocast, choose_precision, is_recurrent
 from unisono.training.rates import make_schedule
 from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
@@ -71,6 +72,8 @@ STEPS_A_CHECKPOINT = 250
 """The fewest steps of each learner from one of those to the next."""
 STATISTICS = 50
 """Minibatches that batch norm's statistics are estimated from."""
+
+Step = Callable[[Tensor, Tensor], Tensor]
 
 log = logging.getLogger("unisono")
 
@@ -226,12 +229,11 @@ class Worker:
         ) as learner:
             torch.manual_seed(config.seed * 1000 + learner.number)
             self._announce(learner, optimizer)
+            step = self._step(learner, optimizer)
             for x, y in learner.draw(self._train, config.epochs, minibatch):
                 rules.begin(learner)
                 for some, targets in rules.parts(x.to(self._device), y.to(self._device)):
-                    loss = self._loss(some, targets, optimizer)
-                    rules.note(loss, targets.numel())
-                    learner.step(loss)
+                    rules.note(step(some, targets), targets.numel())
                 rules.end(learner)
                 epoch_ends = learner.every(examples=epoch)
                 due = learner.every(examples=every) or (epoch_ends and not asked)
@@ -240,12 +242,40 @@ class Worker:
                     self._validate(learner, self._validator, due and learner.progress < 1, train)
             self._end(learner, rules)
 
-    def _loss(self, x: Tensor, targets: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
-        """The mean over the frames of a minibatch."""
-        if self._helpers is not None:
-            return self._helpers.loss(x, targets, optimizer)
-        with autocast(self._precision, self._device):
-            return self._objective.loss(self._model, x, targets)
+    def _step(self, learner: Learner, optimizer: torch.optim.Optimizer) -> Step:
+        """What trains a minibatch; it returns the mean loss over its frames."""
+        helpers = self._helpers
+
+        def loss(x: Tensor, targets: Tensor) -> Tensor:
+            if helpers is not None:
+                return helpers.loss(x, targets, optimizer)
+            with autocast(self._precision, self._device):
+                return self._objective.loss(self._model, x, targets)
+
+        if self._captures:
+            return learner.capture(CompiledLoss(loss, self._model) if self._compiles else loss)
+
+        def step(x: Tensor, targets: Tensor) -> Tensor:
+            found = loss(x, targets)
+            learner.step(found)
+            return found.detach()
+
+        return step
+
+    @property
+    def _captures(self) -> bool:
+        """Whether steps are replayed as CUDA graphs."""
+        replays = self._config.capture and self._device.type == "cuda"
+        return replays and self._helpers is None and self._simulated is None
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether compiling pays; natural gradient and cuDNN's layers have kernels of their own."""
+        config = self._config
+        minibatch = examples_in(config, config.minibatch) * config.first_learners
+        steps = config.epochs * len(self._train) // minibatch
+        plain = config.chosen_optimizer is not OptimizerChoice.NG_SGD
+        return steps >= WORTH_STEPS and plain and not is_recurrent(self._model)
 
     def _source(self, part: Part) -> Examples:
         known = {} if self._simulated is None else self._simulated.sources

@@ -63,6 +63,7 @@ class ServerParticipant(Participant):
         super().__init__(replica)
         self._settings = settings
         self._accumulator = accumulator
+        self.shares_gradients = not accumulator.steps_locally
         self._shard_store = ShardStore(replica, settings, accumulator.updater, averages_from)
         self._agent = ServerAgent(replica, settings, self._shard_store)
         self._model_view = ModelView(self.fabric, self._shard_store, settings.shards)
