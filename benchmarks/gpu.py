@@ -61,13 +61,13 @@ def dnn(rows: int) -> Shape:
     return Shape((2048,) * 5, rows)
 
 
-LSTM = Shape((800,) * 4, 512, chunk=200, delay=5)
+LSTM = Shape((800,) * 4, 1024, chunk=100, delay=5)
 BLSTM = Shape((1024,) * 6, 1024, chunk=100, bottleneck=256)
 ROWS = {
     "dnn-1024": Row("DNN 5 x 2048, minibatch 1024", dnn(1024)),
     "dnn-4096": Row("DNN 5 x 2048, minibatch 4096", dnn(4096)),
     "ng-1024": Row("the same, ng-sgd, 1024", dnn(1024), ("--optimizer", "ng-sgd"), bare=False),
-    "lstm": Row("LSTM 4 x 800, 512 sequences of 200", LSTM),
+    "lstm": Row("LSTM 4 x 800, 1024 sequences of 100", LSTM),
     "blstm": Row("BLSTM 6 x 1024, 1024 sequences of 100", BLSTM),
     "eager-1024": Row("DNN, 1024, not captured", dnn(1024), ("--set", "capture=false"), bare=False),
     "averaging-4": Row(
@@ -212,14 +212,15 @@ def main() -> None:
             seed=0,
             noise=1.0,
         )
+        most = peak()
         for _ in range(options.turns):
             for row in rows:
                 measure(row, prep, folder)
-            lines = table(rows, peak())
+                lines = table([each for each in rows if each.found], most)
+                (options.out / "table.txt").write_text("\n".join(lines) + "\n")
+                found = {each.title: each.found for each in rows}
+                (options.out / "results.json").write_text(json.dumps(found, indent=1))
             print("\n" + "\n".join(lines), flush=True)
-            (options.out / "table.txt").write_text("\n".join(lines) + "\n")
-            found = {row.title: row.found for row in rows}
-            (options.out / "results.json").write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ class Compiler:
         self.error = error
         self.calls = 0
 
-    def __call__(self, loss: Loss, *, dynamic: bool) -> Loss:
+    def __call__(self, loss: Loss, *, dynamic: bool, options: dict[str, Any]) -> Loss:
         assert not dynamic
+        assert options == {"compile_threads": 1}
 
         def compiled(x: Tensor, targets: Tensor) -> Tensor:
             self.calls += 1

@@ -40,7 +40,9 @@ class CompiledLoss:
 
     def _compile(self, x: Tensor, targets: Tensor) -> Loss | None:
         """Compiles forward and backward pass, and leaves the model as it was."""
-        compiled: Loss = torch.compile(self._plain, dynamic=False)
+        # In this process: learners that share a machine would each start one for every core.
+        alone = {"compile_threads": 1}
+        compiled: Loss = torch.compile(self._plain, dynamic=False, options=alone)
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         devices = [x.device] if x.is_cuda else []
