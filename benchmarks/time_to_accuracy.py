@@ -2,14 +2,18 @@
 
     python benchmarks/time_to_accuracy.py PREP --out DIR [--learners 4,8,16] [--seeds 3]
 
-Every run is `unisono train` with the shipped defaults, one thread a learner. Solo is also tried
-with other optimizers and rates (--solo, each with a multiple of its default rate): the best of
-these is what the others are measured against. What
-is done stays done: stop it at any moment, and run it again with the same --out. A run that was
-under way begins anew, since a run in two pieces has no time that means anything. Runs that fit
-side by side on --cores run at the same time, each on cores of its own, one a learner. --budget ends
-it after so many seconds; a run that would not be done by then, going by those before it, is not
-begun.
+Every run is `unisono train` with the shipped defaults, one thread a learner, on CPUs; with --device
+cuda on one GPU, which all learners share. Solo is also tried with other optimizers and rates
+(--solo, each with a multiple of its default rate): the best of these is what the others are
+measured against. What is done stays done: stop it at any moment, and run it again with the same
+--out. A run that was under way begins anew, since a run in two pieces has no time that means
+anything.
+
+Runs that fit side by side on --cores run at the same time, each on cores of its own, one a learner:
+cores that share memory and clock are then as fast for solo as for many learners, as separate
+machines would be. With --alone each run has the machine to itself, and solo gains what other cores
+leave unused. --budget ends it after so many seconds; a run that would not be done by then, going by
+those before it, is not begun.
 
 The rows `ddp` are PyTorch's DistributedDataParallel (ddp_training.py). With --slow 5 learner 0 of
 the runs marked "slow" is stopped four fifths of the time from the start of its training on, in
@@ -34,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 from time_to_accuracy_tables import Finished, Row, judge_rows, picture, results, table
 
 from unisono.config import DEFAULT_RATES, OptimizerChoice, load
@@ -82,7 +87,7 @@ class Job:
         """Whether it is not one of ours."""
         return self.name.startswith("ddp")
 
-    def command(self, prep: Path, out: Path) -> list[str]:
+    def command(self, prep: Path, out: Path, device: str) -> list[str]:
         """What is run; ``out`` is a run directory, or the file with DDP's curve."""
         python = [sys.executable, "-m"]
         if self.is_ddp:
@@ -94,7 +99,8 @@ class Job:
             ]
             return [*python, *agent, str(DDP), str(prep), f"--out={out}", f"--seed={self.seed}"]
         words = ["unisono", "train", str(prep), "--out", str(out), "--learners", str(self.learners)]
-        return [*python, *words, f"--seed={self.seed}", "--set", "threads=1", *self.arguments]
+        sets = ["--set", "threads=1", "--set", f"device={device}"]
+        return [*python, *words, f"--seed={self.seed}", *sets, *self.arguments]
 
 
 def solo_jobs(seed: int, trials: Sequence[str]) -> list[Job]:
@@ -129,6 +135,8 @@ class Benchmark:
         self._slow: float = options.slow
         self._trials = [word for word in options.solo.split(",") if word]
         self._cores: int = options.cores or os.cpu_count() or 1
+        self._alone: bool = options.alone
+        self._device: str = options.device
         self._deadline = time.monotonic() + options.budget if options.budget else None
         self._slow_limit: float = options.slow_limit or math.inf
         self._stops: dict[str, float] = {}
@@ -208,6 +216,8 @@ class Benchmark:
 
     def _next(self, under_way: Sequence[Job]) -> Job | None:
         """The first job that is not done and fits."""
+        if self._alone and under_way:
+            return None
         free = self._cores - sum(min(job.learners, self._cores) for job in under_way)
         waiting = [
             job
@@ -242,7 +252,8 @@ class Benchmark:
         log = self._out / "logs" / f"{job.key}.txt"
         log.unlink(missing_ok=True)
         pinned = ["taskset", "--cpu-list", ",".join(map(str, cores))]
-        command = job.command(self._prep, self._curve_of_ddp(job) if job.is_ddp else path)
+        file = self._curve_of_ddp(job) if job.is_ddp else path
+        command = job.command(self._prep, file, self._device)
         children.start(job.key, [*pinned, *command], {"OMP_NUM_THREADS": "1"}, log)
         self._places[job.key] = cores
         print(f"begun   {job.name}, {job.learners} learners, seed {job.seed}", flush=True)
@@ -267,7 +278,7 @@ class Benchmark:
         path = self._out / "runs" / job.key
         run = RunDirectory(path)
         summary = run.read_summary() if path.is_dir() else None
-        finished = Finished(job.name, job.learners, job.seed, machine=machine())
+        finished = Finished(job.name, job.learners, job.seed, machine=machine(self._device))
         finished.stopped = job.slow > 1 and self._stops.get(job.key) == math.inf > self._slow_limit
         if job.is_ddp and self._curve_of_ddp(job).exists():
             finished = replace(finished, **json.loads(self._curve_of_ddp(job).read_text()))
@@ -308,7 +319,8 @@ class Benchmark:
 
     def _ceiling(self, learners: int) -> None:
         if self._read_ceiling(learners) is None:
-            config = load(None, ["threads=1"], {"prep": str(self._prep)})
+            sets = ["threads=1", f"device={self._device}"]
+            config = load(None, sets, {"prep": str(self._prep)})
             found = measure_ceiling(config, learners)
             print(found.line(), flush=True)
             file = self._out / f"ceiling-{learners}.json"
@@ -358,11 +370,12 @@ def learner_0(parent: int) -> int | None:
     return None
 
 
-def machine() -> str:
-    """The processor and how many cores there are."""
+def machine(device: str) -> str:
+    """The GPU if it is used, the processor, and how many cores there are."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
-    return f"{model}, {os.cpu_count()} cores"
+    found = f"{model}, {os.cpu_count()} cores"
+    return found if device == "cpu" else f"one {torch.cuda.get_device_name()}; {found}"
 
 
 def main() -> None:
@@ -379,6 +392,8 @@ def main() -> None:
     parser.add_argument("--solo", default=trials, help="what solo is tried with besides")
     parser.add_argument("--slow", type=float, default=1.0, help="learner 0 so many times slower")
     parser.add_argument("--cores", type=int, default=0, help="cores to use; 0: all")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="not of ddp")
+    parser.add_argument("--alone", action="store_true", help="one run at a time")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds; 0: until it is done")
     parser.add_argument("--slow-limit", type=float, default=0.0, help="seconds; 0: to the end")
     benchmark = Benchmark(parser.parse_args())

@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Mapping
 
+_LINES = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
 
 def counted(number: int, what: str, plural: str = "") -> str:
     """``1 round``, ``2 rounds``, ``1,000 copies``."""
@@ -17,8 +19,7 @@ def json_line(fields: Mapping[str, object]) -> bytes:
 
     JSON knows no NaN and no infinity, so these become null.
     """
-    text = json.dumps(_finite(fields), allow_nan=False, separators=(",", ":"))
-    return text.encode() + b"\n"
+    return _LINES.encode(_finite(fields)).encode() + b"\n"
 
 
 def _finite(value: object) -> object:

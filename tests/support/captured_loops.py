@@ -10,7 +10,7 @@ from torch import nn
 
 import unisono
 from support.loops import BATCH, alone, dataset, flat, loss_of, network
-from unisono.optim import NaturalGradientSGD
+from unisono.optim import NaturalGradientSGD, bound_steps
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -25,7 +25,17 @@ def natural(model: nn.Module) -> torch.optim.Optimizer:
     return NaturalGradientSGD(model, 0.05, momentum=0.5, rank_in=3, rank_out=2)
 
 
-OPTIMIZERS = {"sgd": sgd, "adamw": adamw}
+def bounded(model: nn.Module) -> torch.optim.Optimizer:
+    """With two groups; some steps of each are shortened, and some are not."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": weights}, {"params": others}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, fused=True)
+    bound_steps(optimizer, 0.4)
+    return optimizer
+
+
+OPTIMIZERS = {"sgd": sgd, "adamw": adamw, "bounded": bounded}
 
 
 def train(

@@ -28,6 +28,7 @@ class ChunkSource(Source):
     Attributes:
         frames: The frames that the chunks are made of.
         fingerprint: What the PREP is known by.
+        device: As in `FrameSource`.
         dimension: Numbers in a frame.
         chunk: Frames with states in a chunk, T.
         left: Frames before them.
@@ -66,6 +67,7 @@ class ChunkSource(Source):
             )
         self.frames = FrameSource(prep, part, context=0, device=device, augment=augment)
         self.fingerprint = self.frames.fingerprint
+        self.device = device
         self.dimension = self.frames.dimension
         self.chunk, self.left, self.right = chunk, left, right
         utterances = self.frames.utterances

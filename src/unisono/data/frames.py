@@ -37,6 +37,7 @@ class FrameSource(Source):
         context: Neighbours each side, c.
         fingerprint: What the PREP is known by.
         dimension: Numbers in x, (2c + 1)D.
+        device: Where the whole part is kept and batches come out; None: the CPU.
         utterances: The PREP's numbers of this part's utterances, rising.
     """
 
@@ -67,6 +68,7 @@ class FrameSource(Source):
         self.prep = prep
         self.part = part
         self.context = context
+        self.device = device
         self.fingerprint = f"PREP {prep.fingerprint[:12]}"
         self.dimension = (2 * context + 1) * prep.header.dimension
         self.utterances = prep.utterances_of(part)

@@ -49,6 +49,7 @@ class UtteranceSource(Source):
     Attributes:
         frames: The frames that the utterances are made of.
         fingerprint: What the PREP is known by.
+        device: As in `FrameSource`.
         dimension: Numbers in x at each output.
         left_out: How many utterances are too short for their phones.
         utterances: The PREP's numbers of the others, rising.
@@ -83,6 +84,7 @@ class UtteranceSource(Source):
         """
         self.frames = FrameSource(prep, part, context=context, device=device, augment=augment)
         self.fingerprint = self.frames.fingerprint
+        self.device = device
         self.dimension = self.frames.dimension
         self._subsampling, self._left, self._right = subsampling, left, right
         usable = long_enough(prep, part, subsampling)

@@ -17,11 +17,12 @@ def forbidden_context() -> str | None:
         return "autocast"
     if torch._C._current_graph_task_id() != -1:
         return "backward() or one of its hooks"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        if torch.cuda.is_current_stream_capturing():
-            return "a CUDA graph capture"
-        if torch.cuda.current_stream() != torch.cuda.default_stream():
-            return "a CUDA stream context"
+    # Asked several times a step: as a number, which is 0 for the default stream of any device.
+    if torch.cuda.is_initialized() and torch._C._cuda_getCurrentRawStream(  # type: ignore[no-untyped-call]
+        torch._C._cuda_getDevice()
+    ):
+        capturing = torch.cuda.is_current_stream_capturing()
+        return "a CUDA graph capture" if capturing else "a CUDA stream context"
     return None
 
 

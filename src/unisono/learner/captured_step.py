@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -119,7 +118,8 @@ class CapturedStep:
         loss = self._backward_pass.replay(backward)
         self._set_rates()
         self._updates.replay(graphs.update, checks=self._checks)
-        self._updates.optimizers.clear_gradients()
+        for parameter, _ in graphs.gradients:
+            parameter.grad = None
         for optimizer in self._counting:
             optimizer.replayed()
         if self._updates.guard.captured is not None:
@@ -182,10 +182,11 @@ class CapturedStep:
             make_not_finite_like(loss, parameters)
 
         def update() -> None:
-            not_finite = _not_finite([gradient for _, gradient in gradients])
-            counts.count(not_finite)
             self._before_update()
-            with _settings_for_capture(optimizers, rates, not_finite):
+            norms = [_gradient_norm(group["params"]) for group in _groups(optimizers)]
+            not_finite = torch.stack(norms).isfinite().all().logical_not().float()
+            counts.count(not_finite)
+            with _settings_for_capture(optimizers, rates, norms, not_finite):
                 optimizers.step()
 
         with ExitStack() as stack:
@@ -245,22 +246,38 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def _not_finite(gradients: list[Tensor]) -> Tensor:
-    """1 if some gradient is not finite, else 0, without waiting for the device."""
-    largest = torch._foreach_norm(gradients, math.inf)
-    finite = torch.stack([value.float() for value in largest]).isfinite().all()
-    return finite.logical_not().float()
+def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of their gradients in float32; it is finite if all of them are, below 1e19."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device)
+    wide = max((g.dtype for g in gradients), key=lambda dtype: dtype.itemsize)
+    sums = torch.float64 if wide is torch.float64 else torch.float32
+    norms = torch._foreach_norm(gradients, 2.0, dtype=sums)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm.float()
 
 
 @contextmanager
 def _settings_for_capture(
-    optimizers: Iterable[Optimizer], rates: Sequence[Tensor], not_finite: Tensor
+    optimizers: Iterable[Optimizer],
+    rates: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    not_finite: Tensor,
 ) -> Iterator[None]:
-    """A context in which optimizers read rates, and whether to step at all, from the device."""
+    """A context in which optimizers find on the device what they would ask the host for.
+
+    That is the rates and, for those that look (``bound_steps``), the norms of the gradients of
+    their groups; and for torch's fused optimizers whether to step at all.
+    """
     groups = _groups(optimizers)
     keys: list[str] = ["lr", "capturable"]
     kept = [{key: group[key] for key in keys if key in group} for group in groups]
     fused: list[Any] = [each for each in optimizers if takes_found_inf(each)]
+    every: list[Any] = list(optimizers)
+    of_group = iter(norms)
+    for optimizer in every:
+        optimizer.gradient_norms = [next(of_group) for _ in optimizer.param_groups]
     try:
         for group, rate, before in zip(groups, rates, kept, strict=True):
             group["lr"] = rate
@@ -274,3 +291,5 @@ def _settings_for_capture(
             group.update(before)
         for optimizer in fused:
             del optimizer.found_inf
+        for optimizer in every:
+            del optimizer.gradient_norms

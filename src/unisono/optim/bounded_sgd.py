@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Optimizer
 
 
@@ -24,18 +24,37 @@ def bound_steps(optimizer: SGD, longest: float) -> None:
         return
 
     def clip(watched: Optimizer, args: Any, kwargs: Any) -> None:
-        for group in watched.param_groups:
+        # In a step that is captured as a CUDA graph, rates and norms are on the device.
+        norms = getattr(watched, "gradient_norms", [None] * len(watched.param_groups))
+        for group, norm in zip(watched.param_groups, norms, strict=True):
             rate, most = group["lr"], longest * (1.0 - group["momentum"])
-            if isinstance(rate, Tensor):
-                _clip(group["params"], most / rate)
+            if norm is not None:
+                _clip(group["params"], norm, most / rate)
             elif rate > 0:
                 clip_grad_norm_(group["params"], most / rate)
 
     optimizer.register_step_pre_hook(clip)
 
 
-def _clip(parameters: list[Tensor], limit: Tensor) -> None:
-    """What ``clip_grad_norm_`` does, where the limit is on the device and is to stay there."""
+def _clip(parameters: list[Tensor], norm: Tensor, limit: Tensor) -> None:
+    """What ``clip_grad_norm_`` does with a norm that is known, without waiting for the device.
+
+    Most steps need no clipping, and a product with 1 would read and write all gradients. So it is
+    a step of SGD along the gradients themselves, g -= (1 - c) g, of which ``found_inf`` says where
+    there is nothing to do.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = get_total_norm(gradients)
-    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    torch._fused_sgd_(
+        gradients,
+        gradients,
+        [],
+        weight_decay=0.0,
+        momentum=0.0,
+        lr=1.0 - factor,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+        found_inf=(factor == 1.0).float(),
+    )

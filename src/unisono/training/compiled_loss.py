@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class CompiledLoss:
     def _compile(self, x: Tensor, targets: Tensor) -> Loss | None:
         """Compiles forward and backward pass, and leaves the model as it was."""
         # In this process: learners that share a machine would each start one for every core.
-        alone = {"compile_threads": 1}
+        alone: dict[str, Any] = {"compile_threads": 1}
         compiled: Loss = torch.compile(self._plain, dynamic=False, options=alone)
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         parameters = [p for p in self._model.parameters() if p.requires_grad]

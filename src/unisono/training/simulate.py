@@ -13,11 +13,11 @@ from unisono.report.report import write_report
 from unisono.report.simulation_table import SimulatedRow, table
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.simulation.hosts import Hosts
-from unisono.training.builders import Examples
 from unisono.training.compare_variants import BASELINE, ComparisonRun
 from unisono.training.plan_file import planned
 from unisono.training.simulated_run import simulate_run
 from unisono.training.simulation_plan import HOSTS, TABLE, Simulation
+from unisono.training.sources import Sources
 from unisono.training.train import check
 
 
@@ -41,7 +41,7 @@ class Simulate:
         hosts = simulation.costed(jobs)
         with planned(out, simulation.settings(hosts), "simulate", "simulation"):
             write_atomically(out / HOSTS, hosts.dump().encode())
-            known: dict[int | None, dict[Part, Examples]] = {}
+            known: dict[int | None, Sources] = {}
             for number, job in enumerate(jobs, start=1):
                 augment = job.config.augment
                 # The masks of SpecAugment, which a source holds, depend on the seed.
@@ -59,7 +59,7 @@ class Simulate:
         self,
         job: ComparisonRun,
         hosts: Hosts,
-        sources: dict[Part, Examples],
+        sources: Sources,
         place: str,
     ) -> None:
         say = self.simulation.say

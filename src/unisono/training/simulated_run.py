@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import Config
-from unisono.data import Part
 from unisono.errors import Diverged
 from unisono.launch.coordinator_main import Events, outcome_of
 from unisono.simulation import run_loops, virtual_now
 from unisono.simulation.disturbances import disturbances_of
 from unisono.simulation.hosts import Hosts
 from unisono.simulation.network import HostNetwork
-from unisono.training.builders import Examples
 from unisono.training.display import Display
 from unisono.training.link_precision import with_link_precision
+from unisono.training.sources import Sources
 from unisono.training.train import conclude, made, note_start
 from unisono.training.worker import Simulated, Worker
 
@@ -31,7 +30,7 @@ def simulate_run(
     config: Config,
     hosts: Hosts,
     slowness: Mapping[int, float],
-    sources: dict[Part, Examples],
+    sources: Sources,
 ) -> None:
     """Trains from the beginning, whatever is there; how it went is in the run's directory.
 

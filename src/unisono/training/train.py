@@ -21,6 +21,7 @@ from unisono.errors import Diverged, ProcessLost, UserError
 from unisono.fabric import Address
 from unisono.fabric.limits import require_files
 from unisono.fabric.local.background import now
+from unisono.fabric.local.child_processes import can_fork
 from unisono.launch.control import single_control
 from unisono.launch.coordinator_main import Events, outcome_of
 from unisono.launch.learner_job import Training
@@ -62,6 +63,7 @@ from unisono.training.model_card import write_model_card
 from unisono.training.precision import check_precision
 from unisono.training.rates import make_schedule
 from unisono.training.resumption import check_resumable
+from unisono.training.sources import read_before_forks
 from unisono.training.worker import Worker
 
 Watch = Callable[[dict[str, Any]], None]
@@ -313,7 +315,10 @@ def _train_together(
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     warn_of_crowd(config.first_learners, config.processes_per_learner)
-    with Display(prints_scores=True) as display:
+    with ExitStack() as stack:
+        if forks and can_fork():
+            stack.enter_context(read_before_forks(run, config))
+        display = stack.enter_context(Display(prints_scores=True))
         outcome = Launch(
             command=command + (["--resume"] if resume else []),
             learners=config.first_learners,

@@ -62,6 +62,7 @@ from unisono.training.kaldi.recipe import KaldiRecipe
 from unisono.training.objective import objective_of
 from unisono.training.precision import autocast, choose_precision, is_recurrent
 from unisono.training.rates import make_schedule
+from unisono.training.sources import Sources, inherited
 from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
 from unisono.verbosity import log_to_terminal
@@ -115,7 +116,7 @@ class Simulated:
     """
 
     clock: Callable[[], float]
-    sources: dict[Part, Examples] = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict)
 
 
 class Worker:
@@ -218,7 +219,7 @@ class Worker:
             optimizer,
             strategy,
             seed=config.seed,
-            prefetch=config.prefetch,
+            prefetch=self._prefetch,
             checkpoints=None if self._simulated is not None else self._run.checkpoints,
             checkpoint_every=checkpoint_interval(config, epoch),
             keep=config.checkpoint.keep,
@@ -277,8 +278,18 @@ class Worker:
         plain = config.chosen_optimizer is not OptimizerChoice.NG_SGD
         return steps >= WORTH_STEPS and plain and not is_recurrent(self._model)
 
+    @property
+    def _prefetch(self) -> int:
+        """Minibatches that a thread makes ahead.
+
+        Of data on a GPU a minibatch is a few launches; there such a thread would only take turns
+        with the learner's own for the interpreter.
+        """
+        launched = self._train.device is not None and self._simulated is None
+        return 0 if launched else self._config.prefetch
+
     def _source(self, part: Part) -> Examples:
-        known = {} if self._simulated is None else self._simulated.sources
+        known = inherited(self._run) if self._simulated is None else self._simulated.sources
         if part not in known:
             device = self._device if self._fits(part) else None
             known[part] = source_of(self._config, self._prep, part, self._model, device)

@@ -42,6 +42,12 @@ class ChildExit:
         return f"exit status {self.status}"
 
 
+def can_fork() -> bool:
+    """Whether this process has one thread, so that a fork of it misses none."""
+    # Not ``threading.active_count``: other modules have threads that it does not count.
+    return len(sys._current_frames()) == 1
+
+
 class ChildProcesses:
     """Starts processes by name, and says which has ended.
 
@@ -115,8 +121,7 @@ class ChildProcesses:
 
         both = {**os.environ, **environment}
         process: subprocess.Popen[bytes] | Fork
-        # Not ``threading.active_count``: other modules have threads that it does not count.
-        if fork and output is None and len(sys._current_frames()) == 1:
+        if fork and output is None and can_fork():
             process = run_forked(command[2], command[3:], environment, bind)
         elif output is None:
             process = subprocess.Popen(list(command), env=both, preexec_fn=bind)
