@@ -183,8 +183,8 @@ class CapturedStep:
 
         def update() -> None:
             self._before_update()
-            norms = [_gradient_norm(group["params"]) for group in _groups(optimizers)]
-            not_finite = torch.stack(norms).isfinite().all().logical_not().float()
+            norms = _gradient_norms(parameters)
+            not_finite = norms.isfinite().all().logical_not().float()
             counts.count(not_finite)
             with _settings_for_capture(optimizers, rates, norms, not_finite):
                 optimizers.step()
@@ -246,38 +246,32 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of their gradients in float32; it is finite if all of them are, below 1e19."""
+def _gradient_norms(parameters: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of each gradient, 0 where there is none; finite if it is finite, below 1e19."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return torch.zeros((), device=parameters[0].device)
-    wide = max((g.dtype for g in gradients), key=lambda dtype: dtype.itemsize)
-    sums = torch.float64 if wide is torch.float64 else torch.float32
-    norms = torch._foreach_norm(gradients, 2.0, dtype=sums)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return norm.float()
+    doubles = any(gradient.dtype is torch.float64 for gradient in gradients)
+    sums = torch.float64 if doubles else torch.float32
+    found = iter(torch._foreach_norm(gradients, dtype=sums))
+    none = torch.zeros((), dtype=sums, device=parameters[0].device)
+    return torch.stack([none if p.grad is None else next(found) for p in parameters])
 
 
 @contextmanager
 def _settings_for_capture(
-    optimizers: Iterable[Optimizer],
-    rates: Sequence[Tensor],
-    norms: Sequence[Tensor],
-    not_finite: Tensor,
+    optimizers: Iterable[Optimizer], rates: Sequence[Tensor], norms: Tensor, not_finite: Tensor
 ) -> Iterator[None]:
     """A context in which optimizers find on the device what they would ask the host for.
 
-    That is the rates and, for those that look (``bound_steps``), the norms of the gradients of
-    their groups; and for torch's fused optimizers whether to step at all.
+    That is the rates; and for torch's fused optimizers whether to step at all, and, for hooks that
+    look (``bound_steps``), the norm of the gradients of each group.
     """
     groups = _groups(optimizers)
     keys: list[str] = ["lr", "capturable"]
     kept = [{key: group[key] for key in keys if key in group} for group in groups]
     fused: list[Any] = [each for each in optimizers if takes_found_inf(each)]
-    every: list[Any] = list(optimizers)
-    of_group = iter(norms)
-    for optimizer in every:
-        optimizer.gradient_norms = [next(of_group) for _ in optimizer.param_groups]
+    sizes = [len(group["params"]) for group in groups]
+    of_group = iter(torch.split(norms.float(), sizes))
+    of_optimizer = {each: [next(of_group) for _ in each.param_groups] for each in optimizers}
     try:
         for group, rate, before in zip(groups, rates, kept, strict=True):
             group["lr"] = rate
@@ -285,11 +279,11 @@ def _settings_for_capture(
                 group["capturable"] = True
         for optimizer in fused:
             optimizer.found_inf = not_finite
+            optimizer.gradient_norms = list(map(torch.linalg.vector_norm, of_optimizer[optimizer]))
         yield
     finally:
         for group, before in zip(groups, kept, strict=True):
             group.update(before)
         for optimizer in fused:
             del optimizer.found_inf
-        for optimizer in every:
             del optimizer.gradient_norms

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from unisono.errors import UserError
+from unisono.models.aligned_linear import AlignedLinear
 
 
 def linear(
     inputs: int, outputs: int, variance: float, generator: torch.Generator, *, bias: bool = True
 ) -> nn.Linear:
     """Makes a linear layer without a draw from the global generator; its bias is 0."""
-    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    layer = AlignedLinear(inputs, outputs, bias=bias, device="meta")
     _check_size(layer)
     layer.to_empty(device="cpu")
     _draw(layer, variance, generator)

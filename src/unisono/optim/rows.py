@@ -6,8 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unisono.models.aligned_linear import AlignedLinear
+
 Affine = nn.Linear | nn.Conv1d
 """The layers whose weight gradient is a sum over rows of (output derivative)' (input)."""
+
+
+_FORWARDS = (nn.Linear.forward, AlignedLinear.forward, nn.Conv1d.forward)
 
 
 def why_not(module: nn.Module) -> str:
@@ -18,7 +23,7 @@ def why_not(module: nn.Module) -> str:
         return "not a linear layer or a 1-d convolution"
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return "attention uses its weight without it"
-    if type(module).forward not in (nn.Linear.forward, nn.Conv1d.forward):
+    if type(module).forward not in _FORWARDS:
         return "it has a forward of its own"
     if not isinstance(module._parameters.get("weight"), nn.Parameter):
         return "its weight is computed from other parameters"
