@@ -18,7 +18,7 @@ from test_commands import QUICK, Run, is_one_line, prep, run
 import unisono
 from unisono.config import Config, load
 from unisono.errors import UserError
-from unisono.launch.room import check_memory, warn_of_crowd
+from unisono.launch.room import check_memory, warn_of_crowd, warn_of_shared_gpus
 from unisono.runs.directory import RunDirectory
 from unisono.strategies.registry import find, make, names
 from unisono.training import bench
@@ -218,6 +218,14 @@ def test_more_learners_than_cores_are_told(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == ""
     warn_of_crowd(500)
     assert is_one_line(capfd.readouterr().err, "500 learners on", "memory")
+
+
+def test_learners_that_share_a_gpu_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    log_to_terminal()
+    warn_of_shared_gpus(2, 2)
+    assert capfd.readouterr().err == ""
+    warn_of_shared_gpus(8, 1)
+    assert is_one_line(capfd.readouterr().err, "8 learners on 1 GPU", "take turns")
 
 
 def test_one_turn_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:

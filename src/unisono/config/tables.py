@@ -406,7 +406,10 @@ class Config(ConfigTable):
         "package; empty: nowhere",
     )
     prefetch: int = Field(
-        default=4, ge=0, le=MOST_AHEAD, description="minibatches made ahead; 0: none"
+        default=4,
+        ge=0,
+        le=MOST_AHEAD,
+        description="minibatches made ahead; 0: none, as where the data stays on a GPU",
     )
     network: NetworkConfig = NetworkConfig()
     augment: AugmentConfig = AugmentConfig()

@@ -56,6 +56,17 @@ def warn_of_crowd(learners: int, processes: int = 1) -> None:
         )
 
 
+def warn_of_shared_gpus(learners: int, gpus: int) -> None:
+    """Learners take turns on a GPU that they share: together they train less than one would."""
+    if learners > gpus:
+        _log.warning(
+            "unisono: %s on %s: they take turns; one learner for each GPU trains more frames a "
+            "second",
+            _crowd(learners, 1),
+            counted(gpus, "GPU"),
+        )
+
+
 def _crowd(learners: int, processes: int) -> str:
     each = f" of {processes} processes" if processes > 1 else ""
     return counted(learners, "learner") + each

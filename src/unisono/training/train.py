@@ -28,7 +28,7 @@ from unisono.launch.learner_job import Training
 from unisono.launch.local import Launch, Outcome
 from unisono.launch.ray_cluster import ClusterRun
 from unisono.launch.ray_engine import cores_for, entered, gpus_for, living_nodes
-from unisono.launch.room import check_memory, check_range, warn_of_crowd
+from unisono.launch.room import check_memory, check_range, warn_of_crowd, warn_of_shared_gpus
 from unisono.learner.placement import SingleProcess, at_placement
 from unisono.report.report import write_report
 from unisono.runs.directory import Earlier, RunDirectory, write_atomically
@@ -315,6 +315,8 @@ def _train_together(
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "unisono.training.worker", str(run.path)]
     warn_of_crowd(config.first_learners, config.processes_per_learner)
+    if choose_device(config, 0).type == "cuda":
+        warn_of_shared_gpus(config.first_learners, torch.cuda.device_count())
     with ExitStack() as stack:
         if forks and can_fork():
             stack.enter_context(read_before_forks(run, config))
