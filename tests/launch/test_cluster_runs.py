@@ -55,7 +55,7 @@ def test_a_join_in_the_last_hundredth(
             "--strategy", *CONTENDERS[way], "--epochs", 4, *SMALL,
             environment=environment(pace_s=0.03, late=2, marks=tmp_path),
         )  # fmt: skip
-        until(lambda: trained(out) > 0.985 * 1200, what=f"the end to be near: {command.output()}")
+        until(lambda: trained(out) > 0.985 * 1200, 300, f"the end to be near: {command.output()}")
         (tmp_path / "go").touch()
         assert command.wait(300) == 0, command.output()
     finally:

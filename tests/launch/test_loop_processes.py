@@ -127,12 +127,16 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
 # Ended.
 
 
-def check_survival(folder: Path, way: str, end: str) -> None:
-    """The other learner goes on, a new one comes, and each minibatch counts once."""
+def check_survival(folder: Path, way: str, end: str, *, late: bool = False) -> None:
+    """The other learner goes on, a new one comes, and each minibatch counts once.
+
+    If the death is ``late``, the run may be over before the new one has come.
+    """
     outcome, lines = launch(*loop(folder, way, 20, end), learners=2, processes=2)
     assert not outcome.failed, outcome.reason
     assert outcome.lost == ["learner 1"]
-    assert len(lines) == 1 and "learner 1 was lost (" in lines[0], lines
+    assert "learner 1 was lost (" in lines[0], lines
+    assert lines[1:] in ([], ["learner 2 came too late: the run was over"] * late), lines
     assert lines[0].endswith("the others go on; learner 2 replaces it in 1 s"), lines
     assert read_logs(folder).problems(20 * PER_EPOCH) == []
 
@@ -149,7 +153,8 @@ def test_the_death_of_a_process_is_that_of_its_learner(tmp_path: Path, process: 
 def test_deaths_at_any_step_are_survived(tmp_path: Path, way: str, process: int) -> None:
     steps = random.Random(f"{way} {process}")
     for turn in range(20):
-        check_survival(tmp_path / str(turn), way, f"1 {process} {steps.randrange(200)} SIGKILL")
+        step = steps.randrange(200)
+        check_survival(tmp_path / str(turn), way, f"1 {process} {step} SIGKILL", late=step > 100)
 
 
 @pytest.mark.long

@@ -293,6 +293,6 @@ def test_a_learner_that_diverges_alone_is_replaced(start: Start, tmp_path: Path)
     command = start("launch", "--learners", 2, "--threads", 1, "script.py")
     assert command.wait(250) == 0, command.output()
     lines = command.output().splitlines()
-    said = "unisono: learner 1: 10 steps were not finite, the last ten one after the other: "
+    said = "unisono: learner 1: 10 steps were not finite, the last ten in a row"
     assert sum(line.startswith(said) for line in lines) == 1
     assert "learner 1 diverged; the others go on; learner 2 replaces it" in lines
