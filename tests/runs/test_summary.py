@@ -21,6 +21,8 @@ PROMISED = [
     "wall_s",
     "validation_stalled_s",
     "examples_per_s",
+    "operations_per_s",
+    "peak_memory",
     "data_wait_s",
     "train_logprob",
     "validation_logprob",
@@ -144,3 +146,10 @@ def test_who_was_too_late_and_what_was_rolled_back_are_named() -> None:
     text = "\n".join(summary().model_copy(update={"late_learners": [3], "rolled_back": 7}).lines())
     assert "learner 3: its pushes are beyond the staleness bound" in text
     assert "rolled back 7 updates" in text
+
+
+def test_what_was_computed_is_told_where_it_is_known() -> None:
+    assert not [line for line in summary().lines() if line.startswith("computing")]
+    found = summary(operations_per_s=4.2e14, peak_memory=2_340_000_000).lines()
+    assert "computing   420 TFLOP/s, at most 2.34 GB of memory a learner" in found
+    assert "computing   at most 0.30 GB of memory" in summary(learners=1, peak_memory=3e8).lines()

@@ -128,6 +128,8 @@ class Summary(_Part):
         wall_s: seconds from then to the end of training.
         validation_stalled_s: seconds of it that learners stood still for validation, summed.
         examples_per_s: `examples / wall_s`.
+        operations_per_s: of all learners, in the matrix products of the model; 0: not known.
+        peak_memory: the most bytes that a learner took: on a GPU of tensors, on a CPU in all.
         data_wait_s: seconds that learners waited for data, summed over learners.
         train_logprob: of the training frames, at the end.
         validation_logprob: of the held-out frames, at the end.
@@ -162,6 +164,8 @@ class Summary(_Part):
     wall_s: float
     validation_stalled_s: float = 0.0
     examples_per_s: float
+    operations_per_s: float = 0.0
+    peak_memory: int = 0
     data_wait_s: float
     train_logprob: Known
     validation_logprob: Known
@@ -220,9 +224,19 @@ class Summary(_Part):
             f"minibatches {', '.join(f'{k} {v:,}' for k, v in went.items()) or 'none'}",
             f"sharing     {counted(self.rounds, 'round')}, {self.bytes_sent / 1e6:,.1f} MB sent, "
             f"staleness mean {self.staleness.mean:.1f}, max {self.staleness.max}",
+            *self._computing(),
             *self._remarks(),
             f"ended       {self.ended}",
         ]
+
+    def _computing(self) -> list[str]:
+        told = []
+        if self.operations_per_s:
+            told.append(f"{self.operations_per_s / 1e12:,.3g} TFLOP/s")
+        if self.peak_memory:
+            whose = " a learner" if self.learners > 1 else ""
+            told.append(f"at most {self.peak_memory / 1e9:,.2f} GB of memory{whose}")
+        return [f"computing   {', '.join(told)}"] if told else []
 
     def _remarks(self) -> list[str]:
         lines = []

@@ -417,6 +417,8 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         wall_s=wall,
         validation_stalled_s=sum(e.get("stalled_s", 0.0) for e in checks),
         examples_per_s=examples / wall if wall else 0.0,
+        operations_per_s=_operations(config, left) * examples / wall if wall else 0.0,
+        peak_memory=max((e.get("peak_memory", 0) for e in left), default=0),
         data_wait_s=sum(e["data_wait_s"] for e in left),
         train_logprob=last.get("train_logprob"),
         validation_logprob=last.get("logprob"),
@@ -438,6 +440,13 @@ def summarise(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Sum
         learners_joined=sum(e["event"] == "joined" and e["time"] > start_up for e in events),
         ended=_ended(outcome),
     )
+
+
+def _operations(config: Config, left: list[dict[str, Any]]) -> int:
+    """Of an example; 0 where examples are utterances, which are not equally long."""
+    if config.objective is ObjectiveChoice.CTC:
+        return 0
+    return max((e.get("operations", 0) for e in left), default=0)
 
 
 def _ended(outcome: dict[str, Any]) -> str:

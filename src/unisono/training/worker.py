@@ -48,6 +48,7 @@ from unisono.training.builders import (
     choose_device,
     ctc_facts,
     examples_in,
+    frames_an_example,
     make_optimizer,
     open_data,
     shape_of,
@@ -63,6 +64,7 @@ from unisono.training.objective import objective_of
 from unisono.training.precision import autocast, choose_precision, is_recurrent
 from unisono.training.rates import make_schedule
 from unisono.training.sources import Sources, inherited
+from unisono.training.usage import operations, peak_memory
 from unisono.training.validation import sample, score_groups
 from unisono.training.validator import TIMES_AN_EPOCH, Validation, Validator
 from unisono.verbosity import log_to_terminal
@@ -375,7 +377,10 @@ class Worker:
             "bytes_sent": learner.bytes_sent,
             "links": learner.links,
             "rounds": learner.rounds,
+            "operations": operations(self._model, frames_an_example(self._config)),
         }
+        if self._simulated is None:
+            totals["peak_memory"] = peak_memory(self._device)
         learner.event("left", **totals)
         if self._validator is not None:
             self._tell(learner, self._validator.take())
