@@ -159,7 +159,7 @@ def test_deaths_at_any_step_are_survived(tmp_path: Path, way: str, process: int)
 
 @pytest.mark.long
 def test_a_process_that_is_stopped_is_not_waited_for_forever(tmp_path: Path) -> None:
-    check_survival(tmp_path / "run", "averaging", "1 1 40 SIGSTOP")
+    check_survival(tmp_path / "run", "averaging", "1 1 40 SIGSTOP", late=True)
 
 
 @pytest.mark.parametrize("process", [0, 1])
