@@ -152,4 +152,5 @@ def test_what_was_computed_is_told_where_it_is_known() -> None:
     assert not [line for line in summary().lines() if line.startswith("computing")]
     found = summary(operations_per_s=4.2e14, peak_memory=2_340_000_000).lines()
     assert "computing   420 TFLOP/s, at most 2.34 GB of memory a learner" in found
+    assert "computing   64.6 GFLOP/s" in summary(operations_per_s=64.6e9).lines()
     assert "computing   at most 0.30 GB of memory" in summary(learners=1, peak_memory=3e8).lines()

@@ -232,7 +232,8 @@ class Summary(_Part):
     def _computing(self) -> list[str]:
         told = []
         if self.operations_per_s:
-            told.append(f"{self.operations_per_s / 1e12:,.3g} TFLOP/s")
+            unit, of = ("TFLOP/s", 1e12) if self.operations_per_s >= 1e12 else ("GFLOP/s", 1e9)
+            told.append(f"{self.operations_per_s / of:.3g} {unit}")
         if self.peak_memory:
             whose = " a learner" if self.learners > 1 else ""
             told.append(f"at most {self.peak_memory / 1e9:,.2f} GB of memory{whose}")
