@@ -101,6 +101,37 @@ def test_ctrl_c_ends_the_processes_without_a_traceback(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "interrupted\n")
 
 
+KILLED = """
+import os, time
+from unisono.speech.worker_pool import WorkerPool
+
+def work(base, item):
+    time.sleep(600 * (item > 20))
+    return os.getpid()
+
+if __name__ == "__main__":
+    with WorkerPool(2, int, 0) as pool:
+        for pid in pool.map(work, range(23)):
+            print(pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_uses_them(tmp_path: Path, end: signal.Signals) -> None:
+    """Those that work and those that wait, and their fork server, which holds the output open."""
+    script = tmp_path / "work.py"
+    script.write_text(KILLED)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        workers = {int(process.stdout.readline()) for _ in range(21)}
+        assert workers and process.pid not in workers
+        process.send_signal(end)
+        assert process.wait(100) == -end
+        assert process.stdout.read() == ""  # it comes to an end only when nobody is left
+
+
 @pytest.mark.parametrize("error", [EOFError(), BlockingIOError(11, "try again")])
 def test_a_process_that_cannot_be_started_is_told_in_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch

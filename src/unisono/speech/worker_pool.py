@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from unisono.errors import UserError
+from unisono.fabric.local.parent import end_with_parent
 
 State = TypeVar("State")
 Item = TypeVar("Item")
@@ -140,6 +141,7 @@ def _begin(setup: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     global _state
     # Ctrl-C goes to all processes of a terminal; the one that started the others tells of it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent()
     _state = setup(*arguments)
 
 
