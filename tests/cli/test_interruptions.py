@@ -99,3 +99,19 @@ def test_a_scheduler_that_ends_a_command_is_told_how_to_go_on(
         assert not [*Path(folder).glob("unisono-*"), *tmp_path.glob("run/control.json")]
     with pytest.raises(ProcessLookupError):
         os.killpg(begun.process.pid, 0)
+
+
+def test_a_bench_that_is_ended_leaves_nothing_behind(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        begun = start("-m", "unisono", "bench", "--learners", 2)
+        wait_until(lambda: any(Path(folder).glob("unisono-bench-*/config.toml")))
+        begun.process.terminate()
+        status, _, error = begun.end()
+        assert status == 130
+        assert is_one_line(error, "interrupted"), error
+        assert not [*Path(folder).iterdir()]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(begun.process.pid, 0)

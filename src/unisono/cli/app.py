@@ -97,7 +97,7 @@ def common(
     log_to_terminal(verbose=verbose)
     rank = Rank.from_environment()
     command = context.invoked_subcommand
-    if rank is None and command in ("train", "launch", "compare"):
+    if rank is None:
         heed_termination()
     if rank is None or command == "train":
         return

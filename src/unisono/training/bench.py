@@ -192,15 +192,20 @@ def measure(
             processes.append(subprocess.Popen(mine, stdout=out, text=True, env=environment))
         samples: Samples = {name: [] for name in names}
         assert processes[0].stdout is not None
-        for line in processes[0].stdout:
-            sample = json.loads(line)
-            samples[sample["name"]].append(sample)
-            if sample["ended"]:
-                say(f"  {sample['name']:16} gave up in turn {sample['turn'] + 1}")
-            elif sample["turn"] == 0:
-                say(f"  {sample['name']:16} {sample['steps']:9.1f} steps/s (turn 1)")
-        if any([process.wait() for process in processes]):
-            raise UserError("a process of the bench failed; its message is above")
+        try:
+            for line in processes[0].stdout:
+                sample = json.loads(line)
+                samples[sample["name"]].append(sample)
+                if sample["ended"]:
+                    say(f"  {sample['name']:16} gave up in turn {sample['turn'] + 1}")
+                elif sample["turn"] == 0:
+                    say(f"  {sample['name']:16} {sample['steps']:9.1f} steps/s (turn 1)")
+            if any([process.wait() for process in processes]):
+                raise UserError("a process of the bench failed; its message is above")
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
     return samples
 
 
