@@ -179,20 +179,24 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         file = Path(folder) / "config.toml"
         file.write_text(dump(config))
-        command = [sys.executable, "-m", "unisono.training.bench_worker", str(file)]
-        command.append(str(Path(folder) / "store"))
+        command = [sys.executable, "-m", "unisono.training.bench_worker", str(os.getpid())]
+        command += [str(file), str(Path(folder) / "store")]
         rest = [str(learners), str(slow), str(seconds), str(turns), *names]
         processes = []
         # What a process computes with before it has set its threads, as while it opens the data.
         threads = str(max(1, (os.cpu_count() or 1) // learners))
-        for number in range(learners):
-            out = subprocess.PIPE if number == 0 else None
-            mine = [*command, str(number), *rest]
-            environment = {**os.environ, "OMP_NUM_THREADS": threads}
-            processes.append(subprocess.Popen(mine, stdout=out, text=True, env=environment))
         samples: Samples = {name: [] for name in names}
-        assert processes[0].stdout is not None
         try:
+            for number in range(learners):
+                processes.append(
+                    subprocess.Popen(
+                        [*command, str(number), *rest],
+                        stdout=subprocess.PIPE if number == 0 else None,
+                        text=True,
+                        env={**os.environ, "OMP_NUM_THREADS": threads},
+                    )
+                )
+            assert processes[0].stdout is not None
             for line in processes[0].stdout:
                 sample = json.loads(line)
                 samples[sample["name"]].append(sample)

@@ -31,6 +31,7 @@ from unisono.config import Config, load
 from unisono.coordinator.client import Abandoned
 from unisono.data import Part
 from unisono.errors import Cause, UserError
+from unisono.fabric.local.parent import die_with
 from unisono.learner.learner import Learner
 from unisono.learner.placement import (
     COORDINATOR_SOCKET,
@@ -264,6 +265,7 @@ class _caught:  # noqa: N801
 def main() -> None:
     """Goes through the turns; process 0 prints one JSON line a timing."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("parent", type=int)
     parser.add_argument("config", type=Path)
     parser.add_argument("store", type=Path)
     parser.add_argument("number", type=int)
@@ -273,6 +275,7 @@ def main() -> None:
     parser.add_argument("turns", type=int)
     parser.add_argument("names", nargs="+")
     options = parser.parse_args()
+    die_with(options.parent)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{options.store}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import select
@@ -17,8 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from unisono.fabric.local.forked import Fork, run_forked
-
-_PR_SET_PDEATHSIG = 1
+from unisono.fabric.local.parent import die_with
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,7 @@ class ChildProcesses:
         def bind() -> None:
             # Ctrl-C at a terminal reaches all; this process sees to the end of its children.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
+            die_with(parent)
 
         both = {**os.environ, **environment}
         process: subprocess.Popen[bytes] | Fork
