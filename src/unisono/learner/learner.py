@@ -68,8 +68,7 @@ class Learner:
         log: a file for what this learner trained and what was averaged, in JSON lines.
         quiet: print nothing at the start; otherwise learner 0 prints what the strategy does.
         reduce_gradients: called after each backward pass, before the strategy sees the gradients.
-        slices: whether each process of a learner draws a slice of its minibatches; False: each
-            draws all of it, for a model that is split over them.
+        slices: whether processes of a learner draw slices; False: whole minibatches (split models).
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Learner:
