@@ -17,13 +17,15 @@ def forbidden_context() -> str | None:
         return "autocast"
     if torch._C._current_graph_task_id() != -1:
         return "backward() or one of its hooks"
-    # Asked several times a step: as a number, which is 0 for the default stream of any device.
-    if torch.cuda.is_initialized() and torch._C._cuda_getCurrentRawStream(  # type: ignore[no-untyped-call]
-        torch._C._cuda_getDevice()
-    ):
+    if torch.cuda.is_initialized() and not _is_on_default_stream():  # type: ignore[no-untyped-call]
         capturing = torch.cuda.is_current_stream_capturing()
         return "a CUDA graph capture" if capturing else "a CUDA stream context"
     return None
+
+
+def _is_on_default_stream() -> bool:
+    """Asked several times a step, so without an object for the stream: its handle is 0."""
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()) == 0
 
 
 def check_may_block() -> None:

@@ -57,11 +57,10 @@ def warn_of_crowd(learners: int, processes: int = 1) -> None:
 
 
 def warn_of_shared_gpus(learners: int, gpus: int) -> None:
-    """Learners take turns on a GPU that they share: together they train less than one would."""
+    """Learners take turns on a GPU that they share, and are seldom sooner there than one alone."""
     if learners > gpus:
         _log.warning(
-            "unisono: %s on %s: they take turns; one learner for each GPU trains more frames a "
-            "second",
+            "unisono: %s on %s: they take turns, and one learner for each GPU is mostly as soon",
             _crowd(learners, 1),
             counted(gpus, "GPU"),
         )
