@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 8 benchmarks/ddp_training.py PREP --out FILE [--seed 0]
 
-Model, minibatch of a process, epochs, validations and schedule are those of `unisono train`, the
-optimizer is SGD with momentum. The rate is that of one process times the number of processes, at
-most 4 times, with a warm-up: with 8 times the rate it diverges. The clock stands still while
-process 0 validates and the others wait for it.
+Model, minibatch of a process, epochs, validations, precision and schedule are those of `unisono
+train`, the optimizer is SGD with momentum. The rate is that of one process times the number of
+processes, at most 4 times, with a warm-up: with 8 times the rate it diverges. The clock stands
+still while process 0 validates and the others wait for it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from unisono.runs.directory import write_atomically
 from unisono.training.bench_worker import end_process
 from unisono.training.builders import make_optimizer, open_data, shape_of, source_of
 from unisono.training.objective import FrameStates
+from unisono.training.precision import autocast, choose_precision
 from unisono.training.rates import make_schedule
 from unisono.training.validation import score
 from unisono.training.validator import TIMES_AN_EPOCH
@@ -54,6 +55,8 @@ def main() -> None:
     schedule = make_schedule(config)
     optimizer = make_optimizer(config, model, schedule.rate(0.0))
     shared = DistributedDataParallel(model)
+    device = torch.device("cpu")
+    precision = choose_precision(config.precision, device, model)
     step, steps = 0, len(train) // (config.minibatch * dist.get_world_size())
     total, between = config.epochs * steps, max(1, steps // TIMES_AN_EPOCH)
     found: dict[str, Any] = {"points": [], "start_up_s": now() - process_start(), "accuracy": None}
@@ -66,7 +69,9 @@ def main() -> None:
             group["lr"] = schedule.rate(step / total)
         x, y = train.batch(chosen)
         optimizer.zero_grad()
-        torch.autograd.backward(functional.cross_entropy(shared(x), y))
+        with autocast(precision, device):
+            loss = functional.cross_entropy(shared(x), y)
+        torch.autograd.backward(loss)
         optimizer.step()
         step += 1
         if step % between and step < total:
@@ -75,7 +80,7 @@ def main() -> None:
         spent += time.monotonic() - began
         if dist.get_rank() == 0:
             examples = min(config.validation.examples or len(heldout), len(heldout))
-            scored = score(FrameStates(), model, heldout, examples, torch.device("cpu"))
+            scored = score(FrameStates(), model, heldout, examples, device)
             found["points"].append([spent, scored.logprob])
             rate = step * config.minibatch * dist.get_world_size() / spent
             found |= {"wall_s": spent, "examples_per_s": rate, "accuracy": scored.accuracy}
