@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from unisono.optim.garbage import no_collections
+
 Work = Callable[[], None]
 
 
@@ -36,7 +38,10 @@ class CudaGraphs:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with (
+                no_collections(),
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
                 work()
         except RuntimeError:
             _clean_up(stream, self._pool)
@@ -52,5 +57,8 @@ def _clean_up(stream: torch.cuda.Stream, pool: Any) -> None:
     """
     torch.cuda.set_stream(stream)
     torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    with (
+        no_collections(),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
+    ):
         torch.zeros(1, device=stream.device)

@@ -15,6 +15,7 @@ from torch import Tensor
 from unisono.errors import UserError
 from unisono.optim.fisher import FisherEstimate
 from unisono.optim.fisher_batch import LEAST, LEAST_BFLOAT16, FisherBatch, product
+from unisono.optim.garbage import no_collections
 from unisono.optim.natural_gradient import checked_state, update_weight, updates
 from unisono.optim.preconditioner import (
     FisherOptions,
@@ -51,7 +52,10 @@ def captured(work: Work, stream: torch.cuda.Stream | None = None) -> Work:
             work()
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with (
+        no_collections(),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+    ):
         work()
 
     def replay(_keep: Work = work) -> None:
