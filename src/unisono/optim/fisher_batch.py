@@ -150,11 +150,11 @@ class FisherBatch:
             return torch.ones((), dtype=_norm_dtype(x), device=x.device)
         basis, shrunk = self._multipliers(slot, x.dtype)
         h = x @ basis.T
-        square = _square(x)
+        norm = _norm(x)
         if updating:
-            self._keep(slot, x, h, square, factor)
+            self._keep(slot, x, h, norm.square(), factor)
         x.addmm_(h, shrunk, alpha=-1.0)
-        return (square / _square(x)).sqrt().masked_fill(square == 0, 1.0)
+        return (norm / _norm(x)).masked_fill(norm == 0, 1.0)
 
     @torch.no_grad()
     def update(self, least: float = LEAST) -> None:
@@ -296,7 +296,7 @@ def _norm_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
-def _square(x: Tensor) -> Tensor:
-    """Returns the sum of squares of a matrix, in float32 at least."""
+def _norm(x: Tensor) -> Tensor:
+    """Returns the 2-norm of a matrix, in float32 at least."""
     norm: Tensor = torch.linalg.vector_norm(x, dtype=_norm_dtype(x))
-    return norm.square()
+    return norm
