@@ -117,9 +117,28 @@ def copy_rows(views: list[Tensor], width: int, rows: Tensor, factor: float = 1.0
         some = view.numel() // width
         into = rows[at : at + some, :width].view(view.shape)
         if factor == 1.0 or view.dtype != into.dtype:
-            into.copy_(view)
+            _copy(view, into)
             if factor != 1.0:  # after the copy: a narrow dtype may overflow
                 into.mul_(factor)
         else:
             torch.mul(view, factor, out=into)
         at += some
+
+
+def _copy(rows: Tensor, into: Tensor) -> None:
+    """Copies rows to rows of the same shape, eight bytes at a time where their layout allows it.
+
+    Where rows are not one block of memory, a GPU copies number by number, which takes four times
+    as long for the narrow ones.
+    """
+    if rows.dtype == into.dtype and _in_words(rows) and _in_words(into):
+        rows, into = rows.view(torch.int64), into.view(torch.int64)
+    into.copy_(rows)
+
+
+def _in_words(rows: Tensor) -> bool:
+    """Whether each row consists of aligned words of eight bytes."""
+    size = rows.element_size()
+    *outer, inner = rows.stride()
+    places = (rows.shape[-1], rows.storage_offset(), *outer)
+    return inner == 1 and not any(n * size % 8 for n in places) and rows.data_ptr() % 8 == 0
