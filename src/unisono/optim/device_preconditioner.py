@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unisono.errors import UserError
 from unisono.optim.fisher import FisherEstimate
-from unisono.optim.fisher_batch import LEAST, LEAST_BFLOAT16, FisherBatch, product
+from unisono.optim.fisher_batch import LEAST, LEAST_BFLOAT16, FisherBatch, padded, product
 from unisono.optim.garbage import no_collections
 from unisono.optim.natural_gradient import checked_state, update_weight, updates
 from unisono.optim.preconditioner import (
@@ -154,6 +154,8 @@ class _Layer:
     inputs: int
     outputs: int
     index: int
+    tail: Tensor
+    """What follows the inputs in a row of x: a one for the bias, then zeros."""
 
     def dim(self, side: Side) -> int:
         """Numbers in a row, the one of the bias included."""
@@ -206,7 +208,10 @@ class DevicePreconditioner:
         sizes: list[tuple[int, int]] = []
         for weight, bias in biases.items():
             outputs, inputs = weight.flatten(1).shape
-            layer = _Layer(bias=bias, inputs=inputs, outputs=outputs, index=len(sizes))
+            columns = padded(inputs + (bias is not None)) - inputs
+            tail = torch.zeros(columns, device=self.device)
+            tail[:1] = float(bias is not None)
+            layer = _Layer(bias=bias, inputs=inputs, outputs=outputs, index=len(sizes), tail=tail)
             self._layers[weight] = layer
             sizes += [(layer.dim(side), options.rank(side, weight)) for side in Side]
         self._batch = FisherBatch(
@@ -293,10 +298,10 @@ class DevicePreconditioner:
         self._graphs.clear()
 
     def _new_rows(self, layer: _Layer, shape: Shape) -> tuple[Tensor, Tensor]:
-        """Returns x and g for a minibatch, with zeros where they are padded."""
+        """Returns memory for x and g of a minibatch."""
         count, dtype = shape
         columns = [self._batch.columns(layer.index_of(side)) for side in Side]
-        x, g = (torch.zeros(count, n, dtype=dtype, device=self.device) for n in columns)
+        x, g = (torch.empty(count, n, dtype=dtype, device=self.device) for n in columns)
         return x, g
 
     def _start(
@@ -312,9 +317,9 @@ class DevicePreconditioner:
         if not all(math.isfinite(float(r.double().norm())) for r in rows.values()):
             return False
         eta = update_weight(len(x), self._options.num_samples_history)
-        for side, padded in rows.items():
+        for side, own in rows.items():
             factor = float(len(g)) if self._mean and side is Side.OUTPUT else 1.0
-            estimates[side].start(padded[:, : layer.dim(side)].double() * factor, eta)
+            estimates[side].start(own[:, : layer.dim(side)].double() * factor, eta)
         return True
 
     def _precondition(
@@ -357,7 +362,7 @@ class DevicePreconditioner:
         """Captures the work of one layer on minibatches of one shape, and the update of all."""
         assert self._capture is not None
         layer = self._layers[weight]
-        x, g = self._new_rows(layer, shape)
+        x, g = (rows.zero_() for rows in self._new_rows(layer, shape))
         for updating in (False, True):
             work = partial(self._precondition_rows, layer, x, g, updating)
             self._graphs[weight, shape, updating] = self._capture(work)
@@ -372,9 +377,7 @@ class DevicePreconditioner:
 def _pad(layer: _Layer, x: Tensor, g: Tensor) -> None:
     """Fills the columns behind the rows: ones for the bias, then zeros.
 
-    At each minibatch: one that was not finite leaves NaN there.
+    At each minibatch: memory may be new, and a minibatch that was not finite leaves NaN there.
     """
-    x[:, layer.inputs :].zero_()
-    if layer.bias is not None:
-        x[:, layer.inputs].fill_(1.0)
+    x[:, layer.inputs :].copy_(layer.tail)
     g[:, layer.outputs :].zero_()

@@ -109,7 +109,7 @@ class FisherBatch:
     def columns(self, index: int) -> int:
         """Returns how many columns the rows of a matrix have with their padding."""
         slot = self._slots[index]
-        return _padded(1) if slot is None else slot.basis.shape[1]
+        return padded(1) if slot is None else slot.basis.shape[1]
 
     @torch.no_grad()
     def load(self, index: int, basis: Tensor, core: Tensor, rho: float) -> None:
@@ -154,7 +154,8 @@ class FisherBatch:
         if updating:
             self._keep(slot, x, h, norm.square(), factor)
         x.addmm_(h, shrunk, alpha=-1.0)
-        return (norm / _norm(x)).masked_fill(norm == 0, 1.0)
+        # Rows of zeros have the scale 1; rows that are not finite remain so with any scale.
+        return (norm / _norm(x)).nan_to_num(nan=1.0, posinf=math.inf, neginf=-math.inf)
 
     @torch.no_grad()
     def update(self, least: float = LEAST) -> None:
@@ -267,7 +268,7 @@ def _allocate(
     members: dict[tuple[int, int], list[int]] = {}
     for index, (dim, rank) in enumerate(sizes):
         if dim > 1:
-            key = _padded(min(rank, dim - 1)), _padded(dim)
+            key = padded(min(rank, dim - 1)), padded(dim)
             members.setdefault(key, []).append(index)
     groups: list[_Group] = []
     slots: list[_Slot | None] = [None] * len(sizes)
@@ -282,7 +283,8 @@ def _allocate(
     return groups, slots
 
 
-def _padded(count: int) -> int:
+def padded(count: int) -> int:
+    """Returns to how many a number of columns or a rank is padded."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
