@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.errors import UserError
-from unisono.optim import NaturalGradientSGD
-from unisono.optim.max_change import LayerStep, take_step
+from unisono.optim import NaturalGradientSGD, ng_sgd
+from unisono.optim.max_change import LayerStep, clear, take_step
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -211,3 +212,131 @@ def test_it_learns_faster_than_sgd_where_inputs_are_correlated() -> None:
             optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[0] < losses[1] - 0.05, losses
+
+
+def unbounded(parameters: list[Tensor], directions: list[Tensor], rates: list[float]) -> list[Any]:
+    return [
+        LayerStep(parameters=[p], directions=[d], rate=rate, max_change=0.0)
+        for p, d, rate in zip(parameters, directions, rates, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 3, (torch.float32, torch.float64) * 2])
+@pytest.mark.parametrize("rates", [[0.5, 0.5, 0.5], [0.5, 0.25, 0.5]])
+def test_every_layer_moves_once_by_its_own_rate(dtypes: Any, rates: list[float]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = [torch.randn(4, 3, generator=generator).to(dtype) for dtype in dtypes[:3]]
+    directions = [torch.randn(4, 3, generator=generator).to(dtype) for dtype in dtypes[:3]]
+    moved = [p.clone() for p in before]
+    steps = unbounded(moved, directions, rates)
+    for total in (0.0, 0.1):
+        length = (
+            sum(float(r * d.double().norm()) ** 2 for r, d in zip(rates, directions, strict=True))
+            ** 0.5
+        )
+        factor = 1.0 if total == 0 else total / length
+        wanted = [p - factor * r * d for p, r, d in zip(moved, rates, directions, strict=True)]
+        assert bool(take_step(steps, total))
+        assert all(torch.allclose(p, w, atol=1e-6) for p, w in zip(moved, wanted, strict=True))
+    kept = [p.clone() for p in moved]
+    directions[2][1, 1] = torch.inf
+    assert not bool(take_step(steps, 0.0))
+    assert all(torch.equal(p, k) for p, k in zip(moved, kept, strict=True))
+
+
+def test_clearing_touches_nothing_where_the_step_was_finite() -> None:
+    parameters = [torch.randn(5, 3), torch.randn(7).double(), torch.randn(4, 6), torch.zeros(2, 2)]
+    parameters[3][0, 0] = -0.0
+    past = [torch.randn_like(p) for p in parameters]
+    past[2] = past[2].T.contiguous().T  # not laid out as its parameter
+    for buffer, bad in zip(past, (torch.nan, torch.inf, -torch.inf, 1.0), strict=True):
+        buffer[-1:] = bad
+    kept = [(p.clone(), v.clone()) for p, v in zip(parameters, past, strict=True)]
+    for finite in (True, False):
+        clear(past, parameters, torch.tensor(finite))
+        for p, v, (p_before, v_before) in zip(parameters, past, kept, strict=True):
+            assert torch.equal(p, p_before) and torch.equal(p.signbit(), p_before.signbit())
+            if finite:
+                assert torch.equal(v.nan_to_num(7.0), v_before.nan_to_num(7.0))
+            else:
+                assert not bool(v.any())
+    clear([], [], torch.tensor(False))
+
+
+@pytest.fixture
+def batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(ng_sgd, "_is_batched", lambda device: True)
+
+
+@pytest.mark.usefixtures("batched")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("when", [0, 3])
+def test_a_step_that_is_not_finite_is_not_taken_on_devices(
+    bad: float, momentum: float, when: int
+) -> None:
+    test_a_step_that_is_not_finite_is_not_taken(bad, momentum, when)
+
+
+@pytest.mark.usefixtures("batched")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_momentum_that_overflows_is_cleared(dtype: torch.dtype) -> None:
+    model = network(dtype)
+    optimizer = NaturalGradientSGD(model, 0.1, momentum=0.9)
+    train(model, optimizer, 0, 2, dtype)
+    before = values(model)
+    huge = 0.9 * torch.finfo(dtype).max
+    for p in model.parameters():  # finite, but their sum with the momentum is not
+        optimizer.state[p]["momentum_buffer"].fill_(huge)
+        p.grad = torch.full_like(p, huge)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert not bool(optimizer.was_finite())
+    assert all(torch.equal(a, b) for a, b in zip(before, values(model), strict=True))
+    assert not any(bool(optimizer.state[p]["momentum_buffer"].any()) for p in model.parameters())
+    train(model, optimizer, 2, 4, dtype)
+    assert bool(optimizer.was_finite())
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert not torch.equal(before[0], values(model)[0])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("longest", [0.0, 0.02])
+def test_the_step_is_that_of_sgd_shortened(
+    momentum: float, decay: float, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for on_device in (False, True):
+        monkeypatch.setattr(ng_sgd, "_is_batched", lambda device, on=on_device: on)
+        model = network()
+        how = {"momentum": momentum, "weight_decay": decay}
+        optimizer = NaturalGradientSGD(
+            model, 0.1, max_change=longest, max_change_total=1.5 * longest, **how
+        )
+        past = [torch.zeros_like(p) for p in values(model)]
+        generator = torch.Generator().manual_seed(3)
+        for step in range(8):
+            before = values(model)
+            gradients = [torch.randn(p.shape, generator=generator).double() for p in before]
+            if step == 4:
+                gradients[1][2] = torch.nan
+            for p, g in zip(model.parameters(), gradients, strict=True):
+                p.grad = g.clone()
+            optimizer.step()
+            past = [
+                momentum * v + g + decay * p
+                for v, g, p in zip(past, gradients, before, strict=True)
+            ]
+            if step == 4:
+                past = [torch.zeros_like(v) for v in past]
+            lengths = [
+                0.1 * float(torch.cat([v.flatten() for v in past[i : i + 2]]).norm())
+                for i in (0, 2)
+            ]
+            factors = [min(1.0, longest / max(n, 1e-30)) if longest else 1.0 for n in lengths]
+            total = sum((f * n) ** 2 for f, n in zip(factors, lengths, strict=True)) ** 0.5
+            both = min(1.0, 1.5 * longest / max(total, 1e-30)) if longest else 1.0
+            for place, (p, b, v) in enumerate(zip(values(model), before, past, strict=True)):
+                wanted = b - both * factors[place // 2] * 0.1 * v
+                assert torch.allclose(p, wanted, rtol=0, atol=1e-12), (on_device, step)

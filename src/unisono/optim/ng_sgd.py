@@ -15,7 +15,7 @@ from unisono.errors import UserError
 from unisono.optim.device_preconditioner import DeviceEstimate, DevicePreconditioner
 from unisono.optim.exact_preconditioner import ExactPreconditioner
 from unisono.optim.gradient_hooks import GradientHook
-from unisono.optim.max_change import LayerStep, take_step
+from unisono.optim.max_change import LayerStep, clear, take_step
 from unisono.optim.natural_gradient import OnlineNaturalGradient
 from unisono.optim.preconditioner import (
     FisherOptions,
@@ -167,6 +167,7 @@ class NaturalGradientSGD(Optimizer):
         biases = {weight: hook.bias for weight, hook in self._hooks.items()}
         mean = Reduction(reduction) is Reduction.MEAN
         self._preconditioners = _make_preconditioners(biases, self._options, mean=mean)
+        self._finite: Tensor | None = None
 
     def describe(self) -> list[str]:
         """What is preconditioned and what is left to SGD, a line each."""
@@ -207,9 +208,9 @@ class NaturalGradientSGD(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         steps = [s for group in self.param_groups if (s := self._layer_step(group)).parameters]
-        if steps:
-            finite = take_step(steps, self.max_change_total)
-            self._clear_momentum(finite)
+        self._finite = take_step(steps, self.max_change_total) if steps else None
+        if self._finite is not None:
+            self._clear_momentum(self._finite)
         for preconditioner in set(self._preconditioners.values()):
             preconditioner.after_step()
         return loss
@@ -237,6 +238,12 @@ class NaturalGradientSGD(Optimizer):
         finally:
             for preconditioner in batched:
                 preconditioner.is_replayed = False
+
+    def was_finite(self) -> Tensor:
+        """Returns whether the last step was finite, and so was taken, on the device."""
+        if self._finite is None:
+            raise RuntimeError("ng-sgd: there was no step with a gradient")
+        return self._finite
 
     def replayed(self) -> None:
         """Counts a minibatch whose backward pass and step were replayed."""
@@ -343,11 +350,13 @@ class NaturalGradientSGD(Optimizer):
         )
 
     def _clear_momentum(self, finite: Tensor) -> None:
-        """Clears momentum unless the step was finite; on a CPU that is looked at first."""
-        past = [s["momentum_buffer"] for s in self.state.values() if "momentum_buffer" in s]
-        if _is_batched(finite.device) or not finite:
-            for buffer in past:
-                buffer.masked_fill_(~finite, 0.0)
+        """Clears momentum unless the step was finite, which on a CPU is looked at first."""
+        past = {p: s["momentum_buffer"] for p, s in self.state.items() if "momentum_buffer" in s}
+        if _is_batched(finite.device):
+            clear(list(past.values()), list(past), finite)
+        elif not finite:
+            for buffer in past.values():
+                buffer.zero_()
 
 
 def _make_preconditioners(
