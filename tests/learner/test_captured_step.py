@@ -138,6 +138,18 @@ def test_natural_gradients_are_the_same(strategy: str, graphs: type[Counting]) -
 
 
 @pytest.mark.usefixtures("batched")
+@pytest.mark.parametrize("strategy", ["solo", "static"])
+def test_natural_gradient_takes_no_step_that_is_not_finite(strategy: str) -> None:
+    def spoil(place: int) -> float:
+        return {7: math.inf, 20: math.nan, 21: math.nan}.get(place, 1.0)
+
+    ends: dict[int, torch.Tensor] = {}
+    alone(train(ALL[strategy], natural, captured=True, ends=ends, spoil=spoil))
+    assert ends[100] == 3
+    assert ends[0].isfinite().all()
+
+
+@pytest.mark.usefixtures("batched")
 def test_the_state_of_natural_gradient_counts_replays() -> None:
     states: dict[bool, Any] = {}
     for captured in (False, True):

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from unisono.learner.backward_pass import BackwardPass
 from unisono.learner.cuda_graphs import CudaGraphs, Work
 from unisono.learner.finite_guard import make_not_finite_like
+from unisono.learner.optimizers import Optimizers
 from unisono.learner.skip_counts import SkipCounts
 
 CAPTURE_AFTER = 3
@@ -39,6 +40,9 @@ class Replayable(Protocol):
 
     def captured(self) -> AbstractContextManager[None]:
         """A context in which backward pass and step are captured, and count for nothing."""
+
+    def was_finite(self) -> Tensor:
+        """Returns whether the last step was finite, and so was taken, on the device."""
 
     def replayed(self) -> None:
         """Counts a minibatch whose backward pass and step were replayed."""
@@ -183,11 +187,8 @@ class CapturedStep:
 
         def update() -> None:
             self._before_update()
-            norms = _gradient_norms(parameters)
-            not_finite = norms.isfinite().all().logical_not().float()
-            counts.count(not_finite)
-            with _settings_for_capture(optimizers, rates, norms, not_finite):
-                optimizers.step()
+            with _rates_for_capture(optimizers, rates):
+                counts.count(_step_if_finite(optimizers))
 
         with ExitStack() as stack:
             stack.enter_context(optimizers.unnoticed())
@@ -256,34 +257,57 @@ def _gradient_norms(parameters: Sequence[Tensor]) -> Tensor:
     return torch.stack([none if p.grad is None else next(found) for p in parameters])
 
 
-@contextmanager
-def _settings_for_capture(
-    optimizers: Iterable[Optimizer], rates: Sequence[Tensor], norms: Tensor, not_finite: Tensor
-) -> Iterator[None]:
-    """A context in which optimizers find on the device what they would ask the host for.
+def _step_if_finite(optimizers: Optimizers) -> Tensor:
+    """Takes a step unless it is not finite, which it returns: on the device, 1 or 0.
 
-    That is the rates; and for torch's fused optimizers whether to step at all, and, for hooks that
-    look (``bound_steps``), the norm of the gradients of each group.
+    Where every optimizer finds out for itself, that is asked, and the gradients are not read again.
     """
+    own = [each for each in optimizers if isinstance(each, Replayable)]
+    if len(own) == len(optimizers):
+        optimizers.step()
+        return torch.stack([each.was_finite() for each in own]).all().logical_not().float()
+    norms = _gradient_norms(optimizers.parameters())
+    not_finite = norms.isfinite().all().logical_not().float()
+    with _norms_for_capture(optimizers, norms, not_finite):
+        optimizers.step()
+    return not_finite
+
+
+@contextmanager
+def _rates_for_capture(optimizers: Iterable[Optimizer], rates: Sequence[Tensor]) -> Iterator[None]:
+    """A context in which optimizers find their rates on the device."""
     groups = _groups(optimizers)
     keys: list[str] = ["lr", "capturable"]
     kept = [{key: group[key] for key in keys if key in group} for group in groups]
-    fused: list[Any] = [each for each in optimizers if takes_found_inf(each)]
-    sizes = [len(group["params"]) for group in groups]
-    of_group = iter(torch.split(norms.float(), sizes))
-    of_optimizer = {each: [next(of_group) for _ in each.param_groups] for each in optimizers}
     try:
         for group, rate, before in zip(groups, rates, kept, strict=True):
             group["lr"] = rate
             if "capturable" in before:
                 group["capturable"] = True
+        yield
+    finally:
+        for group, before in zip(groups, kept, strict=True):
+            group.update(before)
+
+
+@contextmanager
+def _norms_for_capture(
+    optimizers: Iterable[Optimizer], norms: Tensor, not_finite: Tensor
+) -> Iterator[None]:
+    """A context in which torch's fused optimizers find on the device whether to step at all.
+
+    For hooks that look (``bound_steps``) they have the norm of the gradients of each group, too.
+    """
+    fused: list[Any] = [each for each in optimizers if takes_found_inf(each)]
+    sizes = [len(group["params"]) for group in _groups(optimizers)]
+    of_group = iter(torch.split(norms.float(), sizes))
+    of_optimizer = {each: [next(of_group) for _ in each.param_groups] for each in optimizers}
+    try:
         for optimizer in fused:
             optimizer.found_inf = not_finite
             optimizer.gradient_norms = list(map(torch.linalg.vector_norm, of_optimizer[optimizer]))
         yield
     finally:
-        for group, before in zip(groups, kept, strict=True):
-            group.update(before)
         for optimizer in fused:
             del optimizer.found_inf
             del optimizer.gradient_norms
