@@ -340,3 +340,16 @@ def test_the_step_is_that_of_sgd_shortened(
             for place, (p, b, v) in enumerate(zip(values(model), before, past, strict=True)):
                 wanted = b - both * factors[place // 2] * 0.1 * v
                 assert torch.allclose(p, wanted, rtol=0, atol=1e-12), (on_device, step)
+
+
+@pytest.mark.usefixtures("batched")
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_nothing_is_captured_before_momentum_is_there(momentum: float) -> None:
+    model = network()
+    optimizer = NaturalGradientSGD(model, 0.1, momentum=momentum)
+    x, y = minibatch(0)
+    functional.cross_entropy(model(x), y).backward()
+    optimizer.zero_grad()  # a step that was skipped
+    assert (optimizer.replay_key() is None) == (momentum > 0)
+    train(model, optimizer, 1, 2)
+    assert optimizer.replay_key() is not None

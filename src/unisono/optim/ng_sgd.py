@@ -222,7 +222,7 @@ class NaturalGradientSGD(Optimizer):
         """
         estimates = [self._estimate(weight, side) for weight in self._hooks for side in Side]
         on_device = [e for e in estimates if isinstance(e, DeviceEstimate) and not e.needs_rows]
-        if len(on_device) < len(estimates):
+        if len(on_device) < len(estimates) or not self._has_momentum():
             return None
         return (self.max_change_total, *(estimate.is_due for estimate in on_device))
 
@@ -348,6 +348,11 @@ class NaturalGradientSGD(Optimizer):
             rate=group["lr"],
             max_change=group["max_change"],
         )
+
+    def _has_momentum(self) -> bool:
+        """Whether preconditioned weights have their momentum: it begins outside of a capture."""
+        weights = [p for g in self.param_groups if g["momentum"] > 0 for p in g["params"]]
+        return all("momentum_buffer" in self.state[p] for p in weights if p in self._hooks)
 
     def _clear_momentum(self, finite: Tensor) -> None:
         """Clears momentum unless the step was finite, which on a CPU is looked at first."""
