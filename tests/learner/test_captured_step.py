@@ -126,7 +126,7 @@ def batched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("batched")
-@pytest.mark.parametrize("strategy", ["solo", "static"])
+@pytest.mark.parametrize("strategy", ["solo", "static", "gossip"])
 def test_natural_gradients_are_the_same(strategy: str, graphs: type[Counting]) -> None:
     ends: dict[bool, dict[int, torch.Tensor]] = {False: {}, True: {}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -82,6 +83,32 @@ def test_dropout_is_drawn_anew_in_each_replay() -> None:
 @pytest.mark.parametrize("batch", [8, 20])
 def test_short_last_minibatches_are_shapes_of_their_own(batch: int) -> None:
     check_same(Loop, tolerance=1e-4, batch=batch, device="cuda")
+
+
+class Litters(Loop):
+    """While it is captured, it leaves a graph behind that the garbage collector would destroy."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            gc.set_threshold(1)
+            litter: list[Any] = [SPARE.pop()]
+            litter.append(litter)
+        return super().loss(x, y)
+
+
+SPARE: list[torch.cuda.CUDAGraph] = []
+
+
+def test_no_graph_is_destroyed_during_a_capture(graphs: type[Counting]) -> None:
+    SPARE.append(torch.cuda.CUDAGraph())
+    with torch.cuda.graph(SPARE[0]):
+        torch.zeros(1, device="cuda")
+    thresholds = gc.get_threshold()
+    try:
+        check_same(Litters, tolerance=1e-4, device="cuda")
+    finally:
+        gc.set_threshold(*thresholds)
+    assert graphs.captures == 2 and not SPARE
 
 
 def test_what_cannot_be_captured_is_trained_without(graphs: type[Counting]) -> None:
