@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ def _clean_up(stream: torch.cuda.Stream, pool: Any) -> None:
     the end of a capture, which a second one brings.
     """
     torch.cuda.set_stream(stream)
-    torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+    with suppress(RuntimeError):  # newer versions of torch have done it
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
     with (
         no_collections(),
         torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
