@@ -42,6 +42,7 @@ from unisono.learner.placement import (
 )
 from unisono.models import build
 from unisono.strategies.base import Strategy, examples_to_minibatches
+from unisono.training.allocator import keep_freed_memory
 from unisono.training.builders import (
     choose_device,
     examples_in,
@@ -107,6 +108,7 @@ class BenchWorker:
         cores = os.cpu_count() or 1
         together = self._config.threads or max(1, cores // self._learners)
         torch.set_num_threads((self._config.threads or cores) if way.alone else together)
+        keep_freed_memory()
         model = self._build()
         idle = way.alone and self._number > 0
         before: dict[str, Any] = {"steps": 0.0, "rounds": 0.0, "bytes": 0.0}

@@ -43,6 +43,7 @@ from unisono.optim import NaturalGradientSGD, Schedule, Switched
 from unisono.output import go_on_without_output
 from unisono.runs.directory import RunDirectory, write_atomically
 from unisono.text import counted
+from unisono.training.allocator import keep_freed_memory
 from unisono.training.builders import (
     Examples,
     choose_device,
@@ -148,6 +149,7 @@ class Worker:
         cores = max(1, (os.cpu_count() or 1) // beside)
         bound = len(os.sched_getaffinity(0))  # Open MPI gives a process one core
         torch.set_num_threads(self._config.threads or min(cores, bound))
+        keep_freed_memory()
         self._serves = serves
         self._place = local_number * size
         self._helpers: Helpers | None = None
