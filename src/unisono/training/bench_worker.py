@@ -53,6 +53,7 @@ from unisono.training.builders import (
 )
 from unisono.training.contenders import CONTENDERS, Contender
 from unisono.training.objective import objective_of
+from unisono.training.precision import autocast, choose_precision
 
 WARM_UP_STEPS = 5
 HEAD_START_S = 0.3
@@ -100,7 +101,9 @@ class BenchWorker:
         self._prep = open_data(config)
         self._objective = objective_of(config)
         self._size = examples_in(config, config.minibatch)
-        self._source = source_of(config, self._prep, Part.TRAIN, self._build(), None)
+        model = self._build()
+        self._source = source_of(config, self._prep, Part.TRAIN, model, None)
+        self._precision = choose_precision(config.precision, self._device, model)
 
     def time(self, way: Contender, seconds: float) -> dict[str, Any]:
         """One window of one way; what this process did in it, and why it ended early, if it did."""
@@ -127,7 +130,8 @@ class BenchWorker:
         return model.to(self._device)
 
     def _loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self._objective.loss(model, x, y)
+        with autocast(self._precision, self._device):
+            return self._objective.loss(model, x, y)
 
     def _time_loop(self, way: Contender, model: nn.Module, window: Window) -> None:
         optimizer: Any = make_optimizer(self._config, model, self._config.start_rate)
