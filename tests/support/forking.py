@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from typing import Any, TypeVar
-from unittest import mock
+
+from support.forkserver import fork_context
 
 T = TypeVar("T")
 
 
 def with_forks(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function of ``tests/support`` returns in a fork of a process that has its module."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([function.__module__])
+    """What a module's function returns in a fork."""
+    context = fork_context()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(theirs, _Output(), function, arguments))
-    # The server of Python 3.11 does not take over the path, and would import nothing beforehand.
-    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path)}):
-        process.start()
+    process.start()
     theirs.close()
     try:
         result: T = ours.recv()

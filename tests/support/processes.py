@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "support.fabrics"])
+from support.forkserver import fork_context
+
 _ASK, _END = "ask", "end"
 
 
@@ -85,7 +85,6 @@ def _main(
 class Processes:
     """Some processes, each with a name. What is still alive at the end of the block is killed.
 
-    They are forked from a clean process that has torch loaded, so that one more costs little.
     ``target`` must be a function of a module; arguments and results must pickle.
     """
 
@@ -121,10 +120,11 @@ class Processes:
         of its requests, and sees to it that ``answer`` is called, now or later.
         """
         self._remove(name)
-        ours, theirs = _CONTEXT.Pipe()
+        context = fork_context()
+        ours, theirs = context.Pipe()
         stacks = self.directory / f"{name}.stacks"
         arguments = (target, arguments, theirs, str(stacks), serve is not None)
-        process = _CONTEXT.Process(target=_main, args=arguments, name=name, daemon=True)
+        process = context.Process(target=_main, args=arguments, name=name, daemon=True)
         process.start()
         theirs.close()
         self._children[name] = _Child(process, ours, stacks, serve)
