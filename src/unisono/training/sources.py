@@ -23,8 +23,10 @@ def read_before_forks(run: RunDirectory, config: Config) -> Iterator[None]:
     """A context in which learners that are forks of this process find their data in memory.
 
     They share its pages, which nobody writes; each would otherwise normalise all frames for itself,
-    and keep them.
+    and keep them. So it is with what the first optimizer of a process imports, for a second.
     """
+    import torch._dynamo  # noqa: F401
+
     prep = open_data(config)
     model = build(config.model, seed=config.seed, **shape_of(config, prep))
     parts = [Part.TRAIN, *([Part.HELDOUT] if config.validation.wanted else [])]
