@@ -11,6 +11,9 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # A process that a test has ended is replaced once, so that a test that always hangs ends the run.
 IN_PARALLEL := -n $(JOBS) --maxprocesses 8 --max-worker-restart 1
 
+# Tests start a hundred interpreters, which would compile the package anew each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-long test-soak lint types docs bench clean
 
 demo: $(READY)

@@ -10,7 +10,12 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from unittest import mock
 
-_BEFOREHAND = ["support.fabrics", "support.loop_launch", "support.process_cluster"]
+_BEFOREHAND = [
+    "support.fabrics",
+    "support.loop_launch",
+    "support.process_cluster",
+    "support.trainings",
+]
 
 
 @cache

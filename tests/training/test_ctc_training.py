@@ -18,6 +18,7 @@ pytest.importorskip("kaldifst", reason="the speech extra is not installed")
 
 from support.commands import Command, check_coverage, summary_of, until
 from support.tones import write_tones
+from support.trainings import train_with_forks
 from unisono import Recognizer
 from unisono.cli.app import app
 from unisono.config import Config, load
@@ -143,7 +144,7 @@ def test_processes_of_a_learner_train_as_one_would(place: Path, tmp_path: Path) 
     for processes in (1, 2):
         out = tmp_path / str(processes)
         asked = config(place / "prep", *sets, processes_per_learner=processes)
-        train(asked, out, forks=True)
+        train_with_forks(asked, out)
         models.append(load_file(RunDirectory(out).model))
     for name, tensor in models[0].items():
         torch.testing.assert_close(models[1][name], tensor, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from support.trainings import train_with_forks
 from unisono.config import Config, load
 from unisono.data import synthesise
 from unisono.errors import UserError
@@ -33,7 +34,7 @@ def first(prep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has ended, of two learners."""
     out = tmp_path_factory.mktemp("first") / "run"
     sets = ["learners=2", "strategy.sharding=static", "strategy.every=4096"]
-    train(config(prep, *sets), out)
+    train_with_forks(config(prep, *sets), out)
     return out
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from support.alive import is_alive
 from support.commands import Command, check_coverage, lines_of, summary_of, until
+from support.trainings import train_with_forks
 from unisono.config import Config, load
 from unisono.data import Part
 from unisono.errors import ProcessLost, UserError
@@ -34,7 +35,6 @@ from unisono.training.builders import choose_device, open_data, shape_of, source
 from unisono.training.helpers import Helpers, check_processes
 from unisono.training.inner_group import slice_rows
 from unisono.training.simulation_plan import plan_simulation
-from unisono.training.train import train
 
 Start = Callable[..., Command]
 
@@ -56,7 +56,7 @@ def config_of(prep: Path, *sets: str, learners: int = 1, processes: int = 1) -> 
 
 
 def trained(out: Path, config: Config) -> dict[str, Tensor]:
-    train(config, out, forks=True)
+    train_with_forks(config, out)
     return load_file(RunDirectory(out).model)
 
 

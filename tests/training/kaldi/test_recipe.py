@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from support.trainings import train_with_forks
 from unisono.config import Config, load
 from unisono.data import FrameSource, Part, Prep
 from unisono.errors import UserError
@@ -321,7 +322,7 @@ def test_a_run_by_the_recipe(prep: Path, tmp_path: Path) -> None:
         "timeout_s=60",
     ]
     out = tmp_path / "run"
-    summary = train(load(None, sets, {"prep": str(prep)}), out)
+    summary = train_with_forks(load(None, sets, {"prep": str(prep)}), out)
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     rounds = [e for e in events if e["event"] == "round"]
     left_out = [e["round"] for e in rounds if e.get("left_out")]
