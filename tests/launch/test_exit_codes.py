@@ -28,11 +28,17 @@ atexit.register(print, "registered")
 """
 
 
+ENDS = [("", 0), ("sys.exit(5)", 5), ("sys.exit('why')", 1), ("raise ValueError('why')", 1)]
+
+
 @pytest.mark.parametrize(
-    ("end", "status"),
-    [("", 0), ("sys.exit(5)", 5), ("sys.exit('why')", 1), ("raise ValueError('why')", 1)],
+    ("grouped", "end", "status"),
+    [
+        *((True, *each) for each in ENDS),
+        (False, *ENDS[0]),
+        *(pytest.param(False, *each, marks=pytest.mark.long) for each in ENDS[1:]),
+    ],
 )
-@pytest.mark.parametrize("grouped", [True, False])
 def test_groups_are_not_freed_and_nothing_else_is_lost(
     tmp_path: Path, grouped: bool, end: str, status: int
 ) -> None:
