@@ -219,7 +219,7 @@ def laid_out(x: torch.Tensor, call: int) -> torch.Tensor:
     return layouts[call % len(layouts)]
 
 
-def check(seeds: range) -> None:
+def check(seeds: list[int]) -> None:
     """Wherever rounding does not decide the result, it is Kaldi's.
 
     Directions that no row reaches rest on eigenvalues near the rounding of float64 itself.
@@ -235,11 +235,15 @@ def check(seeds: range) -> None:
     assert clear > 0.85 * len(seeds)
 
 
+CHEAP = [seed for seed in range(13) if seed != 7]
+"""Some sequences take five seconds, others none."""
+
+
 def test_some_sequences() -> None:
-    check(range(25))
+    check(CHEAP)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_many_sequences() -> None:
-    check(range(25, 2500))
+    check([seed for seed in range(2500) if seed not in CHEAP])

@@ -32,7 +32,7 @@ Times = dict[str, list[tuple[str, float]]]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Times, Prep, list[str]]:
     folder = tmp_path_factory.mktemp("tones")
-    times = write_tones(folder / "data", speakers=6, utterances=8, seed=1)
+    times = write_tones(folder / "data", speakers=6, utterances=5, seed=1)
     lines: list[str] = []
     options = PrepareOptions(tying=TyingMethod.NONE, heldout=0.2, gaussians=60)
     prep = prepare(
@@ -82,7 +82,7 @@ def test_the_kit_comes_back(made: tuple[Path, Times, Prep, list[str]]) -> None:
     assert assets.features is FeatureType.FBANK and assets.rate == RATE
     assert assets.lexicon.entries["io"] == [("I", "O"), ("I", "U")]
     assert 0.2 < assets.gmm_hmm.silence < 0.9
-    assert assets.tuning_set is not None and len(assets.tuning_set.words) == 8
+    assert assets.tuning_set is not None and len(assets.tuning_set.words) == 5
     assert (
         len(assets.tuning_set.network)
         == assets.tuning_set.starts[-1]
@@ -101,7 +101,7 @@ def test_speeds_are_other_speakers_and_leave_the_text_alone(
         folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", options, lambda _: None
     )
     assert len(prep.table.speakers) == 5 * 3 + 1
-    assert len(prep.utterances_of(Part.HELDOUT)) == 8
+    assert len(prep.utterances_of(Part.HELDOUT)) == 5
     lengths = dict(zip(prep.table.id, np.diff(prep.starts).tolist(), strict=True))
     for name in times:
         if f"sp0.9-{name}" in lengths:
@@ -137,11 +137,10 @@ def test_a_volume_is_an_offset_for_the_network_alone(
 def test_a_tree_may_only_add_states(
     made: tuple[Path, Times, Prep, list[str]], tmp_path: Path
 ) -> None:
-    folder, _, plain, _ = made
-    options = PrepareOptions(heldout=0.2, gaussians=60, states=30)
-    prep = prepare(
-        folder / "data", folder / "data" / "lexicon.txt", tmp_path / "prep", options, lambda _: None
-    )
+    plain, data = made[2], tmp_path / "data"
+    write_tones(data, speakers=3, utterances=4, seed=1)
+    options = PrepareOptions(heldout=0.3, gaussians=60, states=30)
+    prep = prepare(data, data / "lexicon.txt", tmp_path / "prep", options, lambda _: None)
     assert plain.header.states <= prep.header.states <= 30
     assert DecodingAssets.read(prep.path).gmm_hmm.tying.states == prep.header.states
     assert set(np.unique(prep.states)) <= set(range(prep.header.states))

@@ -15,7 +15,9 @@ _BEFOREHAND = [
     "support.loop_launch",
     "support.process_cluster",
     "support.trainings",
+    "unisono.speech.prepare",
 ]
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @cache
@@ -24,6 +26,7 @@ def fork_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_BEFOREHAND)
     # The server of Python 3.11 does not take over the path, and would import nothing beforehand.
-    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path)}):
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with mock.patch.dict(os.environ, path | dict.fromkeys(_ONE_THREAD, "1")):
         forkserver.ensure_running()
     return context

@@ -31,7 +31,7 @@ QUICK = ["minibatch=128", "network.hidden=[64]", "epochs=4"]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train and test data, a PREP and a run."""
     place = tmp_path_factory.mktemp("tones")
-    write_tones(place / "train", speakers=8, utterances=6, seed=1)
+    write_tones(place / "train", speakers=8, utterances=5, seed=1)
     write_tones(place / "test", speakers=2, utterances=6, seed=2)
     how = PrepareOptions(heldout=0.2, gaussians=60)
     lexicon = place / "train" / "lexicon.txt"

@@ -23,10 +23,10 @@ from unisono.training.train import train
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Speech of tones, a PREP and a run."""
     place = tmp_path_factory.mktemp("tones")
-    write_tones(place / "train", speakers=8, utterances=6, seed=1)
+    write_tones(place / "train", speakers=4, utterances=4, seed=1)
     write_tones(place / "test", speakers=2, utterances=6, seed=2)
     lexicon = place / "train" / "lexicon.txt"
-    how = PrepareOptions(heldout=0.2, gaussians=60)
+    how = PrepareOptions(heldout=0.25, gaussians=60)
     prepare(place / "train", lexicon, place / "prep", how, lambda _: None)
     quick = ["minibatch=128", "network.hidden=[64]", "epochs=4"]
     train(load(None, quick, {"prep": str(place / "prep")}), place / "run")

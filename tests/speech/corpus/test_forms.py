@@ -31,7 +31,7 @@ soundfile = pytest.importorskip("soundfile", reason="the speech extra is not ins
 def kaldi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with relative paths."""
     folder = tmp_path_factory.mktemp("forms") / "kaldi"
-    write_tones(folder, speakers=4, utterances=4, seed=1)
+    write_tones(folder, speakers=4, utterances=2, seed=1)
     return folder
 
 
