@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.commands import (
+    CONTENDERS,
     Command,
     Start,
     check_coverage,
@@ -73,11 +74,9 @@ def committed(out: Path) -> int:
     return sum(stop - begin for begin, stop in pool["committed"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_one_leaves_and_another_comes(start: Start, prep: Path, tmp_path: Path, way: str) -> None:
-    """Nobody replaces the one that was removed; one that dies later is replaced."""
-    out = tmp_path / "run"
-    command = begun(start, prep, out, way, "--epochs", "40")
+def change_learners(start: Start, prep: Path, out: Path, way: str, epochs: int) -> Command:
+    """Nobody replaces the one that is removed; one that dies later is replaced."""
+    command = begun(start, prep, out, way, "--epochs", str(epochs))
     done(out, "remove", 1)
     assert ask(out, "remove", 1)["text"] in (
         "learner 1 is already leaving",
@@ -88,16 +87,38 @@ def test_one_leaves_and_another_comes(start: Start, prep: Path, tmp_path: Path, 
     until(lambda: lines_of(out / "logs" / "learner-3.log") > 20, what="learner 3 to train")
     os.kill(command.learner(0), signal.SIGKILL)
     until(lambda: "learner 4 replaces it" in command.output(), what="the death to be told")
+    return command
+
+
+def check_changes(command: Command, out: Path) -> dict[str, Any]:
     assert command.wait() == 0, command.output()
     assert "Traceback" not in command.output()
     assert not (out / "control.json").exists()
     summary = summary_of(out)
-    assert summary["ended"] == "finished" and summary["learners_lost"] == 1
+    assert summary["learners_lost"] == 1
+    assert [e["learner"] for e in events(out, "lost")] == [0]
+    asked = [(e["action"], e["learner"]) for e in events(out, "requested")]
+    assert asked[:2] == [("remove", 1), ("add", 3)]
+    return summary
+
+
+def test_one_leaves_and_another_comes(start: Start, prep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = change_learners(start, prep, out, "dynamic", 400)
+    done(out, "stop")
+    summary = check_changes(command, out)
+    assert summary["ended"] == "stopped"
+    check_stopped(out, summary)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", CONTENDERS)
+def test_learners_that_change_train_all(start: Start, prep: Path, tmp_path: Path, way: str) -> None:
+    out = tmp_path / "run"
+    summary = check_changes(change_learners(start, prep, out, way, 40), out)
+    assert summary["ended"] == "finished"
     assert summary["examples"] == 40 * Prep.open(prep).frames_of(Part.TRAIN)
     check_coverage(out, summary)
-    asked = [(e["action"], e["learner"]) for e in events(out, "requested")]
-    assert asked == [("remove", 1), ("add", 3)]
-    assert [e["learner"] for e in events(out, "lost")] == [0]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -106,7 +127,7 @@ def test_a_stop_is_orderly_and_can_be_resumed(
 ) -> None:
     """What the checkpoint of the stop has, and what is trained after it, is the whole run."""
     out = tmp_path / "run"
-    command = begun(start, prep, out, way, "--epochs", "12")
+    command = begun(start, prep, out, way, "--epochs", "400")
     assert not checkpoints(out / "checkpoints")
     done(out, "stop")
     assert command.wait() == 0, command.output()
@@ -114,13 +135,15 @@ def test_a_stop_is_orderly_and_can_be_resumed(
     assert stopped["ended"] == "stopped" and (out / "model.safetensors").is_file()
     check_stopped(out, stopped)
     before = committed(out)
-    total = 12 * -(-Prep.open(prep).frames_of(Part.TRAIN) // 64)
-    assert 0 < before <= stopped["minibatches"]["committed"] < total
-    resumed = start("train", "--resume", "--out", out)
+    assert 0 < before <= stopped["minibatches"]["committed"]
+    epoch = -(-Prep.open(prep).frames_of(Part.TRAIN) // 64)
+    epochs = before // epoch + 2
+    resumed = start("train", "--resume", "--out", out, "--epochs", epochs)
     assert resumed.wait() == 0, resumed.output()
     whole = summary_of(out)
     assert whole["ended"] == "finished"
-    assert before + whole["minibatches"]["committed"] + whole["minibatches"]["skipped"] == total
+    counts = whole["minibatches"]
+    assert before + counts["committed"] + counts["skipped"] == epochs * epoch
 
 
 @pytest.mark.parametrize("way", WAYS)
