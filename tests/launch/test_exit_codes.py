@@ -28,15 +28,18 @@ atexit.register(print, "registered")
 """
 
 
-ENDS = [("", 0), ("sys.exit(5)", 5), ("sys.exit('why')", 1), ("raise ValueError('why')", 1)]
+WELL, BADLY = ("", 0), ("raise ValueError('why')", 1)
+EXITS = [("sys.exit(5)", 5), ("sys.exit('why')", 1)]
 
 
 @pytest.mark.parametrize(
     ("grouped", "end", "status"),
     [
-        *((True, *each) for each in ENDS),
-        (False, *ENDS[0]),
-        *(pytest.param(False, *each, marks=pytest.mark.long) for each in ENDS[1:]),
+        (True, *WELL),
+        (True, *BADLY),
+        (False, *WELL),
+        pytest.param(False, *BADLY, marks=pytest.mark.long),
+        *(pytest.param(g, *end, marks=pytest.mark.long) for g in (True, False) for end in EXITS),
     ],
 )
 def test_groups_are_not_freed_and_nothing_else_is_lost(

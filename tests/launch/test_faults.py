@@ -42,7 +42,7 @@ def test_the_rest_go_on_when_a_learner_is_killed(
     assert summary["learners_lost"] == 1
     assert summary["ended"] == "finished"
     # By the data, and not by what those tell who live to the end.
-    assert summary["examples"] == 6 * Prep.open(prep).frames_of(Part.TRAIN)
+    assert summary["examples"] == 4 * Prep.open(prep).frames_of(Part.TRAIN)
     redone = check_coverage(out, summary)
     counts = summary["minibatches"]
     assert isinstance(counts, dict)

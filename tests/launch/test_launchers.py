@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.own_script import SCRIPT, is_one_run
+from unisono.cli.main import main
 from unisono.errors import UserError
 from unisono.learner import ranks
 from unisono.learner.placement import SingleProcess, find_placement
@@ -78,7 +79,8 @@ def mpirun(kind: str, learners: int, **more: str) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["open-mpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", MPI)
 def test_mpirun_with_a_meeting_place_makes_one_run(kind: str, script: Path, tmp_path: Path) -> None:
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ended = run_all([script, tmp_path, "averaging"], mpirun(kind, 2, **given))
@@ -107,11 +109,19 @@ def value_of_rank(given: dict[str, str]) -> int:
     return int(given[MPI["open-mpi"]["RANK"]])
 
 
-def test_a_nested_launch_is_refused_in_one_line(script: Path, tmp_path: Path) -> None:
-    ranks = [{"RANK": str(n), "WORLD_SIZE": "2"} for n in range(2)]
-    ended = run_all(["-m", "unisono", "launch", script, tmp_path, "averaging"], ranks)
-    assert [status for status, _ in ended] == [2, 2]
-    assert ended[0][1].count("\n") == 1 and "torchrun" in ended[0][1] and ended[1][1] == ""
+def test_a_nested_launch_is_refused_in_one_line(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["unisono", "launch", str(script)])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        said.append("".join(capfd.readouterr()))
+    assert said[0].count("\n") == 1 and "torchrun" in said[0] and said[1] == ""
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def train(prep: Path, out: Path, strategy: str, epochs: int, *more: str) -> list
 @pytest.mark.parametrize("name", [OPEN_MPI, pytest.param(MPICH, marks=pytest.mark.long)])
 def test_mpirun_trains_one_run(find: Find, name: str, prep: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    job = find(name).run(2, *train(prep, out, "averaging", 2))
+    job = find(name).run(2, *train(prep, out, "averaging", 1))
     assert job.wait(250) == 0, job.output
     summary = summary_of(out)
     assert (summary["learners"], summary["ended"]) == (2, "finished")

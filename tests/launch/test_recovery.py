@@ -258,9 +258,8 @@ def test_shared_memory_that_cannot_be_made_is_told_in_one_line(prep: Path, tmp_p
 @pytest.mark.parametrize(
     ("learners", "files"),
     [
-        (1, 24),
         (2, 16),
-        *(pytest.param(1, files, marks=pytest.mark.long) for files in (16, 20)),
+        *(pytest.param(1, files, marks=pytest.mark.long) for files in (16, 20, 24)),
         *(pytest.param(2, files, marks=pytest.mark.long) for files in (20, 24)),
     ],
 )

@@ -136,7 +136,7 @@ def start_training(
     environment: dict[str, str] | None = None,
 ) -> Command:
     return start(
-        "train", prep, "--out", out, "--learners", 3, "--epochs", 6, "--strategy", *CONTENDERS[way],
+        "train", prep, "--out", out, "--learners", 3, "--epochs", 4, "--strategy", *CONTENDERS[way],
         "--set", "minibatch=64", "--set", "network.hidden=[128]", "--set", "threads=1",
         "--set", f"timeout_s={timeout}", *more, environment=environment,
     )  # fmt: skip
