@@ -16,6 +16,7 @@ import torch
 from xdist.scheduler import LoadScopeScheduling
 
 from support.commands import Command
+from support.forkserver import prepare_forks
 from unisono.data import synthesise
 
 _STDERR = pytest.StashKey[int]()
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """The models of tests are small: threads of a busy machine would wait for each other."""
     config.stash[_STDERR] = os.dup(sys.stderr.fileno())
     torch.set_num_threads(1)
+    prepare_forks()
     hypothesis.settings.register_profile("unisono", deadline=None)  # a busy machine is no error
     hypothesis.settings.load_profile("unisono")
 

@@ -39,8 +39,10 @@ pytestmark = pytest.mark.timeout(240)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def launch(*words: str, learners: int, processes: int) -> tuple[Outcome, list[str]]:
-    return with_forks(launch_loop, words, learners, processes)
+def launch(
+    *words: str, learners: int, processes: int, timeout: float = 60.0
+) -> tuple[Outcome, list[str]]:
+    return with_forks(launch_loop, words, learners, processes, timeout)
 
 
 def train(*words: str, learners: int, processes: int) -> None:
@@ -127,12 +129,15 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
 # Ended.
 
 
-def check_survival(folder: Path, way: str, end: str, *, late: bool = False) -> None:
+def check_survival(
+    folder: Path, way: str, end: str, *, late: bool = False, timeout: float = 60.0
+) -> None:
     """The other learner goes on, a new one comes, and each minibatch counts once.
 
     If the death is ``late``, the run may be over before the new one has come.
     """
-    outcome, lines = launch(*loop(folder, way, 20, end), learners=2, processes=2)
+    words = loop(folder, way, 20, end)
+    outcome, lines = launch(*words, learners=2, processes=2, timeout=timeout)
     assert not outcome.failed, outcome.reason
     assert outcome.lost == ["learner 1"]
     assert "learner 1 was lost (" in lines[0], lines
@@ -159,7 +164,7 @@ def test_deaths_at_any_step_are_survived(tmp_path: Path, way: str, process: int)
 
 @pytest.mark.long
 def test_a_process_that_is_stopped_is_not_waited_for_forever(tmp_path: Path) -> None:
-    check_survival(tmp_path / "run", "averaging", "1 1 40 SIGSTOP", late=True)
+    check_survival(tmp_path / "run", "averaging", "1 1 40 SIGSTOP", late=True, timeout=1.0)
 
 
 @pytest.mark.parametrize("process", [0, 1])

@@ -39,7 +39,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("leaver", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_one_that_is_removed_leaves_the_rest_to_the_others(strategy: str, leaver: int) -> None:
     asked = Asked()
     steps: dict[int, int] = {}

@@ -9,17 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.forkserver import fork_context
-
 soundfile = pytest.importorskip("soundfile", reason="the speech extra is not installed")
 
 Write = Callable[..., Path]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _workers_are_forks() -> None:
-    """The server must be ours before a pool of workers starts its own, whose forks import all."""
-    fork_context()
 
 
 @pytest.fixture

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from typing import Any, TypeVar
 
-from support.forkserver import fork_context
-
 T = TypeVar("T")
 
 
 def with_forks(function: Callable[..., T], *arguments: Any) -> T:
     """What a module's function returns in a fork."""
-    context = fork_context()
+    context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(theirs, _Output(), function, arguments))
     process.start()

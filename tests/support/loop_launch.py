@@ -26,7 +26,9 @@ class Awaited(LearnerProcesses):
         return super().wait(seconds)
 
 
-def launch_loop(words: Sequence[str], learners: int, processes: int) -> tuple[Outcome, list[str]]:
+def launch_loop(
+    words: Sequence[str], learners: int, processes: int, timeout: float
+) -> tuple[Outcome, list[str]]:
     """How it ended, and what was said."""
     torch.set_num_threads(1)
     lines: list[str] = []
@@ -35,7 +37,7 @@ def launch_loop(words: Sequence[str], learners: int, processes: int) -> tuple[Ou
         learners=learners,
         processes=processes,
         make_children=partial(Awaited, processes),
-        timeout=1.0,
+        timeout=timeout,
         threads=1,
         forks=True,
         say=lines.append,

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from support.forkserver import fork_context
-
+_CONTEXT = multiprocessing.get_context("forkserver")
 _ASK, _END = "ask", "end"
 
 
@@ -120,11 +119,10 @@ class Processes:
         of its requests, and sees to it that ``answer`` is called, now or later.
         """
         self._remove(name)
-        context = fork_context()
-        ours, theirs = context.Pipe()
+        ours, theirs = _CONTEXT.Pipe()
         stacks = self.directory / f"{name}.stacks"
         arguments = (target, arguments, theirs, str(stacks), serve is not None)
-        process = context.Process(target=_main, args=arguments, name=name, daemon=True)
+        process = _CONTEXT.Process(target=_main, args=arguments, name=name, daemon=True)
         process.start()
         theirs.close()
         self._children[name] = _Child(process, ours, stacks, serve)
