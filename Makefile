@@ -5,11 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FOR_LONG := $(VENV)/.for-long
 WITH_DOCS := $(VENV)/.with-docs
-# Tests at a time; JOBS=0: in one process. Quick tests are handed out by the file, since files share
-# what they set up; long ones singly, since one file holds an hour of them, but those on Ray together.
-JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# Tests at a time; JOBS=0: in one process. Quick tests wait for processes a third of their time, so
+# there are three for two cores; they are handed out by the file, since files share what they set up,
+# in order, since those with the fewest tests take longest. Long ones are handed out singly, since one
+# file holds an hour of them, but those on Ray together.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+test: JOBS ?= $(shell expr $(CORES) \* 3 / 2)
+test-long: JOBS ?= $(CORES)
 # A process that a test has ended is replaced once, so that a test that always hangs ends the run.
-IN_PARALLEL := -n $(JOBS) --maxprocesses 8 --max-worker-restart 1
+IN_PARALLEL = -n $(JOBS) --maxprocesses 8 --max-worker-restart 1
 
 # Tests start a hundred interpreters, which would compile the package anew each.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +24,7 @@ demo: $(READY)
 	$(BIN)/unisono demo --out demo-run
 
 test: $(READY)
-	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadfile
+	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadfile --no-loadscope-reorder
 
 test-long: $(READY) $(FOR_LONG)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --dist loadscope -m long
