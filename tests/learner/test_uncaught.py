@@ -15,9 +15,13 @@ SCRIPT = "from unisono.learner.uncaught import install; install(); 1 / 0"
     [
         ({"UNISONO_LEARNER": "3"}, "[learner 3] "),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "[learner 1] "),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, "[learner 2] "),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "[learner 1] "),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, ""),
+        pytest.param(
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+            "[learner 2] ",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, "[learner 1] ", marks=pytest.mark.long),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "1"}, "", marks=pytest.mark.long),
         ({"RANK": "x", "WORLD_SIZE": "2"}, ""),
     ],
 )
