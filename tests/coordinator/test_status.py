@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -15,14 +16,16 @@ from unisono.coordinator.service import MOST_BEAT_S
 from unisono.fabric.api import Traffic
 from unisono.learner.link_rates import LinkRates
 from unisono.simulation import Kill, Pause, run_loops
+from unisono.simulation.hosts import Hosts, HostTable, Link
+from unisono.simulation.network import HostNetwork
 
 MINIBATCHES = 120
 
 
-def loop(strategy: Any) -> None:
+def loop(strategy: Any, minibatches: int = MINIBATCHES) -> None:
     torch.manual_seed(1)
     model = nn.Linear(2, 1)
-    data = TensorDataset(torch.randn(4 * MINIBATCHES, 2))
+    data = TensorDataset(torch.randn(4 * minibatches, 2))
     with unisono.Learner(model, torch.optim.SGD(model.parameters(), lr=0.01), strategy) as learner:
         for (x,) in learner.draw(data, batch_size=4):
             learner.step(model(x).square().mean())
@@ -47,6 +50,24 @@ def test_what_is_trained_again_is_counted() -> None:
     dynamic = unisono.Averaging(every=32, sharding=unisono.Sharding.DYNAMIC)
     last = statuses(dynamic, faults=[Kill(7.3, 1)])[-1]
     assert last["returned"] > 0 and last["redone"] > 0
+
+
+def test_each_choice_of_the_pace_is_an_event_with_dynamic_sharding() -> None:
+    far = HostNetwork(
+        Hosts(
+            shared_memory=Link(bandwidth_mbit=1000.0, latency_ms=400.0),
+            host=[HostTable(name="one", learners=2)],
+        )
+    )
+    run = run_loops(lambda: loop("averaging", 3200), learners=2, cost=0.5, network=far)
+    (first, then) = [e for e in run.events if e["event"] == "pace"]
+    assert (first["round"], first["minibatches"]) == (0, 16)
+    assert then["minibatches"] == 32
+    of_rounds: Counter[int] = Counter()
+    for event in run.events:
+        if event["event"] == "round":
+            of_rounds[event["round"]] += event["weight"]
+    assert of_rounds[then["round"] - 1] < 1.5 * 2 * 16 * 4 < of_rounds[then["round"] + 1]
 
 
 @pytest.mark.parametrize("timeout", [10.0, 60.0])

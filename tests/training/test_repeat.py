@@ -96,6 +96,17 @@ def test_a_configuration_repeats_a_run(prep: Path, tmp_path: Path) -> None:
     assert first.model.read_bytes() == second.model.read_bytes()
 
 
+def test_a_pace_chosen_with_dynamic_sharding_is_not_put_into_the_configuration(
+    prep: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    dynamic = ["strategy.sharding=dynamic", "strategy.every=auto"]
+    flags = {"prep": str(prep), "epochs": 1, "strategy.name": "averaging"}
+    train_here(load(None, QUICK[1::2] + dynamic, flags), run.path)
+    assert "pace" in {event["event"] for event in run.read_metrics()}
+    assert 'every = "0:' not in run.config.read_text()
+
+
 @pytest.mark.long
 def test_a_run_whose_pace_was_chosen_by_measurement_can_be_repeated(
     start: Start, prep: Path, tmp_path: Path

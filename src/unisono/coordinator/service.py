@@ -399,7 +399,7 @@ class Service:
         now = self._fabric.now()
         if self._status is not None and (last or self._status.is_due(now)):
             seen = {who: self._seen[who] for who in self.state.members if who in self._seen}
-            self._status.tell(now, self.state.pool, seen)
+            self._status.tell(now, self.state.pool, seen, self.state.pace)
 
     def _find_silent(self) -> list[Command]:
         """Declares silent learners dead.

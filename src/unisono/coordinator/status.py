@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from unisono.coordinator.pace import Pace
 from unisono.fabric.address import Address
 from unisono.pool.pool import Pool
 
@@ -57,6 +58,8 @@ class Status:
         self._late = 1.5 * beat
         self._told: float | None = None
         self._phases: dict[Address, Phase] = {}
+        self._paces = 0
+        """How many choices of the pace are written."""
 
     def heard(self, who: Address, phase: Phase | None) -> None:
         if phase is not None:
@@ -66,15 +69,20 @@ class Status:
         """Whether it is time for the next event."""
         return self._told is None or now - self._told >= PERIOD
 
-    def tell(self, now: float, pool: Pool, seen: dict[Address, float]) -> None:
-        """Writes the event.
+    def tell(self, now: float, pool: Pool, seen: dict[Address, float], pace: Pace) -> None:
+        """Writes the event, and before it each new choice of the pace with dynamic sharding.
 
         Args:
             now: by the clock of ``seen``.
             pool: of the run.
             seen: when each member was last heard of.
+            pace: of the run; with static sharding a learner writes it, at the round itself.
         """
         self._told = now
+        if pace.adaptive and pace.overlapped:
+            for round_, share in pace.schedule[self._paces :]:
+                self._tell("pace", {"learner": None, "round": round_, "minibatches": share})
+            self._paces = len(pace.schedule)
         phases, self._phases = self._phases, {}
         counts = pool.counts
         fields: dict[str, Any] = {

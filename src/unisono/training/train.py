@@ -42,7 +42,7 @@ from unisono.runs.summary import (
     Summary,
 )
 from unisono.runs.tracking import Tracking, find_tracker
-from unisono.strategies.base import check_servers, describe
+from unisono.strategies.base import Sharding, check_servers, describe
 from unisono.strategies.every import AUTO, format_schedule
 from unisono.strategies.registry import make
 from unisono.training.builders import (
@@ -197,15 +197,17 @@ def conclude(run: RunDirectory, config: Config, outcome: dict[str, Any]) -> Summ
 def record_pace(run: RunDirectory, config: Config) -> None:
     """Puts a pace that was chosen by measurement into config.toml, so that the run can be repeated.
 
-    Only static sharding promises the same bytes; only there each choice is an event.
+    Only static sharding promises the same bytes; otherwise the choices stay events.
     """
+    strategy = make(config.strategy_name, config.strategy_options)
+    if getattr(strategy, "sharding", None) is not Sharding.STATIC:
+        return
     chosen: list[tuple[int, int]] = []
     for event in run.read_metrics():
         if event["event"] == "pace":
             # A run that went back, or was resumed, has chosen anew from that round on.
             chosen = [pair for pair in chosen if pair[0] < event["round"]]
             chosen.append((event["round"], event["minibatches"] * config.minibatch))
-    strategy = make(config.strategy_name, config.strategy_options)
     if chosen and getattr(strategy, "every", None) == AUTO:
         options = {**config.strategy, "name": strategy.name, "every": format_schedule(chosen)}
         repeatable = config.model_copy(update={"strategy": options})
