@@ -18,6 +18,7 @@ from typing import Any
 from support.live_events import Cluster
 from unisono.config import load
 from unisono.coordinator.messages import Heartbeat
+from unisono.coordinator.pace import Pace
 from unisono.coordinator.service import MOST_BEAT_S
 from unisono.coordinator.status import Doing, LinkRate, Phase, Status
 from unisono.fabric import learner, to_plain
@@ -83,7 +84,7 @@ def of_coordinator(learners: int) -> float:
     def tell() -> None:
         for member in members[::2]:  # a heartbeat every 2 s
             status.heard(member, phase)
-        status.tell(1.0, pool, seen)
+        status.tell(1.0, pool, seen, Pace(((0, 16),)))
 
     return cpu_s(tell, 50)
 
