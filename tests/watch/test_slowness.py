@@ -131,3 +131,54 @@ def test_the_slowest_link(cluster: Make, live: LiveRun) -> None:
         ("learner 0", "learner 1", 1e7),
     ]
     assert live.links.slowest(live.time + 60) == []
+
+
+FAST = 10e6
+"""Bytes a second of a link."""
+Ends = tuple[int, int]
+
+
+def beat(run: Cluster, rates: dict[Ends, float]) -> None:
+    """A heartbeat of each sender, 2 s after the last: its slowest link, as in `LinkRates`."""
+    run.time += 2.0
+    phases: dict[str, object] = {}
+    for sender in {sender for sender, _ in rates}:
+        (rate, to) = min((rate, to) for (one, to), rate in rates.items() if one == sender)
+        link = {"receiver": f"learner {to}", "bytes": rate * 2.0, "seconds": 2.0}
+        phases[str(sender)] = {"doing": "computing", "seconds": 0.1, "link": link}
+    status(run, silent={}, phases=phases)
+
+
+def first(live: LiveRun) -> Ends:
+    link = live.links.slowest(live.time)[0]
+    return int(link.sender.split()[1]), int(link.receiver.split()[1])
+
+
+@pytest.mark.parametrize("others", [(1, 0), (0, 2)], ids=["two senders", "one sender"])
+def test_a_link_that_drops_to_a_fifth_is_named_first_within_ten_seconds(
+    cluster: Make, live: LiveRun, others: Ends
+) -> None:
+    run = cluster(3)
+    rates = {(0, 1): FAST, others: 0.9 * FAST}
+    for _ in range(20):
+        beat(run, rates)
+        assert first(live) == others
+    rates[0, 1] = FAST / 5
+    dropped = live.time
+    while first(live) != (0, 1) and live.time < dropped + 40:
+        beat(run, rates)
+    assert live.time - dropped <= 10
+
+
+def test_a_link_that_has_recovered_hides_no_other(cluster: Make, live: LiveRun) -> None:
+    """Its sender reports only the slowest: nothing more is heard of the one that is fast again."""
+    run = cluster(3)
+    rates = {(0, 1): FAST / 20, (0, 2): FAST}
+    for _ in range(20):
+        beat(run, rates)
+        assert first(live) == (0, 1)
+    rates = {(0, 1): FAST, (0, 2): FAST / 5}
+    dropped = live.time
+    while first(live) != (0, 2) and live.time < dropped + 40:
+        beat(run, rates)
+    assert live.time - dropped <= 10

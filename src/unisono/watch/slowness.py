@@ -14,6 +14,8 @@ FAST_AGAIN = 0.75
 """The same above which it no longer is."""
 LINK_S = 30.0
 """Seconds for which what was measured on a link counts."""
+REPLACED_S = 6.0
+"""The same once its sender has reported another link as its slowest."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Links:
 
     def __init__(self) -> None:
         self._links: dict[tuple[str, str], MeasuredLink] = {}
+        self._reported: dict[str, float] = {}
+        """When each sender has last reported a link."""
 
     def measured(
         self, sender: str, receiver: str, nbytes: float, seconds: float, time: float
@@ -94,8 +98,12 @@ class Links:
         if seconds > 0:
             link = MeasuredLink(sender, receiver, nbytes / seconds, time)
             self._links[sender, receiver] = link
+            self._reported[sender] = time
 
     def slowest(self, now: float) -> list[MeasuredLink]:
         """Those measured of late, the slowest first."""
-        late = [link for link in self._links.values() if link.time >= now - LINK_S]
+        late = [link for link in self._links.values() if link.time >= now - self._counts_for(link)]
         return sorted(late, key=lambda link: link.rate)
+
+    def _counts_for(self, link: MeasuredLink) -> float:
+        return LINK_S if self._reported[link.sender] <= link.time else REPLACED_S
