@@ -28,7 +28,7 @@ from unisono.watch.snapshot import snapshot
 
 SMALL = ["network.hidden=[8]", "minibatch=32", "checkpoint.every=64", "threads=1", "epochs=1"]
 FILES = ["config.toml", "metrics.jsonl", "summary.json", "model.json", "model.safetensors"]
-FILES += ["test/score.json"]
+FILES += ["test/score.json", "initial.safetensors", "learners.txt"]
 SCORE = {"wer": 0.1, "interval": [0.05, 0.2], "cer": 0.04, "words": 9, "ins": 1, "del": 1, "sub": 1}
 
 
@@ -46,7 +46,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         seed=0,
         noise=1.0,
     )
-    train(load(None, SMALL, {"prep": str(folder / "prep")}), folder / "run")
+    train(load(None, SMALL, {"prep": str(folder / "prep")}), folder / "first")
+    init = {"prep": str(folder / "prep"), "init": str(folder / "first")}
+    train(load(None, SMALL, init), folder / "run")
+    RunDirectory.open(folder / "run").write_wanted(1)
     (folder / "run" / "test").mkdir()
     (folder / "run" / "test" / "score.json").write_text(json.dumps(SCORE))
     return folder / "run"
@@ -81,6 +84,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "watch": watch,
     "init": start_from,
     "calibrate": use_costs,
+    "learners": lambda run: RunDirectory.open(run).read_wanted(),
 }
 
 
@@ -94,7 +98,7 @@ def damage(whole: Path, folder: Path, seed: int) -> Path:
     for _ in range(draw.choice((1, 1, 1, 3))):
         if file.suffix == ".safetensors":
             data = damaged_bytes(data or b"\0", draw)
-        elif file.suffix == ".toml" or draw.random() < 0.5:
+        elif file.suffix in (".toml", ".txt") or draw.random() < 0.5:
             data = damaged_text(data, draw)
         else:
             data = damaged_json(data, draw)
@@ -123,6 +127,14 @@ def test_a_damaged_run_is_read_or_refused(whole: Path, tmp_path: Path) -> None:
 def test_a_damaged_run_is_resumed_or_refused(whole: Path, tmp_path: Path) -> None:
     for seed in range(8):
         check(whole, tmp_path / "damaged", seed, {"resume": resume})
+
+
+def test_a_damaged_initial_model_is_named(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole.parent, tmp_path / "damaged")
+    run = RunDirectory.open(tmp_path / "damaged" / "run")
+    run.initial_model.write_bytes(run.initial_model.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"initial\.safetensors is damaged"):
+        resume(run.path)
 
 
 @pytest.mark.long

@@ -134,11 +134,17 @@ class RunDirectory:
         write_atomically(self.wanted, str(learners).encode())
 
     def read_wanted(self) -> int:
-        """Reads how many learners were asked for; 0 where nobody has."""
+        """Reads how many learners were asked for; 0 where nobody has.
+
+        Raises:
+            UserError: the file is damaged.
+        """
         try:
             return int(self.wanted.read_text())
         except FileNotFoundError:
             return 0
+        except ValueError:
+            raise UserError(f"{self.wanted} is damaged: it must hold a number") from None
 
     def read_config(self) -> Config:
         return load(self.config, [], {})

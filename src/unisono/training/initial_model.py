@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from unisono.config import Config
 from unisono.data import Prep
@@ -35,6 +36,22 @@ def read_initial(config: Config) -> Tensors:
         raise UserError(f"--init: {error}") from None
     _check_fit(config, run, tensors)
     return tensors
+
+
+def load_initial(model: nn.Module, run: RunDirectory) -> None:
+    """Puts the model that a run with ``config.init`` begins with into ``model``.
+
+    Raises:
+        UserError: its file is damaged.
+    """
+    try:
+        model.load_state_dict(load_file(run.initial_model))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{run.initial_model} is damaged ({reason}): delete it, and --resume reads the model "
+            "of --init again"
+        ) from None
 
 
 def _final(run: RunDirectory) -> Tensors:

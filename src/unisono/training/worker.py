@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from rich.table import Table
 from rich.text import Text
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from unisono.config import ComputePrecision, Config, OptimizerChoice
@@ -59,6 +59,7 @@ from unisono.training.builders import (
 from unisono.training.compiled_loss import WORTH_STEPS, CompiledLoss
 from unisono.training.display import PARENT_SHOWS, show
 from unisono.training.helpers import Helpers
+from unisono.training.initial_model import load_initial
 from unisono.training.kaldi.combination import combine, estimate_statistics, has_statistics
 from unisono.training.kaldi.recipe import KaldiRecipe
 from unisono.training.objective import objective_of
@@ -162,7 +163,7 @@ class Worker:
         self._shape = shape_of(self._config, self._prep)
         model = build(self._config.model, seed=self._config.seed, **self._shape)
         if self._config.init:
-            model.load_state_dict(load_file(run.initial_model))
+            load_initial(model, run)
         self._model = model.to(self._device)
         self._precision = ComputePrecision.FLOAT32
         if not self._serves:
