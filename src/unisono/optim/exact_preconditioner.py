@@ -72,7 +72,8 @@ class ExactPreconditioner:
             gradient = _scaled(scale, g.T, x[:, :width]).view(weight.shape).to(weight.dtype)
             if bias is None:
                 return gradient, None
-            shift = scale.to(dtype) * (g.T @ x[:, width])
+            # As a matrix of one row: several times faster in bfloat16 than a vector.
+            shift = _scaled(scale, x[:, width:].T, g).view(bias.shape)
         return gradient, shift.to(bias.dtype)
 
     def after_step(self) -> None:
