@@ -61,14 +61,14 @@ class ExactPreconditioner:
             return no_rows(weight, bias)
         outputs, width = weight.flatten(1).shape
         dtype = row_dtype(weight, derivatives, self._options)
-        summed = float(count) if self._mean else 1.0
+        factor = float(count) if self._mean else 1.0
         with torch.autocast(weight.device.type, enabled=False):
             # One side after the other: what was just written is still in the cache.
-            g = self._derivatives.gather(derivatives, outputs, dtype, factor=summed)
-            _, scale_g = estimates[Side.OUTPUT].precondition(g, out=g)
-            x = self._inputs.gather(inputs, width, dtype, ones=bias is not None)
-            _, scale_x = estimates[Side.INPUT].precondition(x, out=x)
-            scale = scale_x * scale_g / summed
+            g, into = self._derivatives.gather(derivatives, outputs, dtype)
+            g, scale_g = estimates[Side.OUTPUT].precondition(g, out=into, factor=factor)
+            x, into = self._inputs.gather(inputs, width, dtype, ones=bias is not None)
+            x, scale_x = estimates[Side.INPUT].precondition(x, out=into)
+            scale = scale_x * scale_g
             gradient = _scaled(scale, g.T, x[:, :width]).view(weight.shape).to(weight.dtype)
             if bias is None:
                 return gradient, None

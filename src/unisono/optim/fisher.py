@@ -67,7 +67,7 @@ class FisherEstimate:
     rho: float
 
     @classmethod
-    def first(cls, x: Tensor, rank: int, eta: float) -> FisherEstimate:
+    def first(cls, x: Tensor, rank: int, eta: float, factor: float = 1.0) -> FisherEstimate:
         """Estimate F from a first minibatch of finite rows; computed in float64.
 
         The iteration starts from F = EPSILON (basis' basis + I) on a fixed sparse basis: column
@@ -81,6 +81,7 @@ class FisherEstimate:
                 bfloat16.
             rank: Rows of the basis; at most D - 1 are kept.
             eta: Weight of this minibatch in each update.
+            factor: What the rows are to be multiplied by.
         """
         count, dim = x.shape
         rank = min(rank, dim - 1)
@@ -91,7 +92,7 @@ class FisherEstimate:
         d = torch.full((rank,), EPSILON, dtype=torch.float64, device="cpu")
         estimate = cls(basis, d, EPSILON)
         for _ in range(1 if count <= rank else 3):
-            estimate = estimate.updated_exactly(x, eta)
+            estimate = estimate.updated_exactly(x, eta, factor)
         return estimate.to(x)
 
     @classmethod
@@ -118,7 +119,9 @@ class FisherEstimate:
         beta = (1.0 + alpha) * self.rho + alpha / self.basis.shape[1] * self.d.sum()
         return (self.d / (beta + self.d)).to(self.basis, non_blocking=True)
 
-    def updated(self, x: Tensor, h: Tensor, norm: Tensor, eta: float) -> FisherEstimate:
+    def updated(
+        self, x: Tensor, h: Tensor, norm: Tensor, eta: float, factor: float = 1.0
+    ) -> FisherEstimate:
         """Return the estimate after a minibatch; this very one if the minibatch is not finite.
 
         Args:
@@ -126,26 +129,27 @@ class FisherEstimate:
             h: x basis', N x rank.
             norm: sqrt(tr(xx')), float64, without dimensions.
             eta: Weight of this minibatch.
+            factor: What the rows, h and their norm are to be multiplied by.
         """
-        y = self._iterated(x, h, eta)
+        y = self._iterated(x, h, eta, factor)
         z = (y @ y.T).cpu()
-        length = float(norm)  # no second wait: the device had this before z
+        length = factor * float(norm)  # no second wait: the device had this before z
         mean_power = length * length / len(x)
         if not math.isfinite(mean_power):
             return self
         if not math.isfinite(float(z.trace())):  # h'x is too large for float32
-            return self.updated_exactly(x, eta).to(x)
+            return self.updated_exactly(x, eta, factor).to(x)
         c, u = torch.linalg.eigh(z)
         if c[0] <= GRAM_LIMIT * c[-1]:
-            return self.updated_exactly(x, eta).to(x)
+            return self.updated_exactly(x, eta, factor).to(x)
         s = c.sqrt()
         # In float64 although the basis may not be: the small rows are small differences.
         basis = (u / s).T.to(y.device, non_blocking=True) @ y
         return self._following(basis, s, mean_power, eta).to(x)
 
-    def updated_exactly(self, x: Tensor, eta: float) -> FisherEstimate:
+    def updated_exactly(self, x: Tensor, eta: float, factor: float = 1.0) -> FisherEstimate:
         """Return the estimate after a minibatch of finite rows, by the slow and accurate method."""
-        x = x.double()
+        x = x.double() * factor
         before = self.to(x)
         y = before._iterated(x, x @ before.basis.T, eta)
         columns, triangle = torch.linalg.qr(y.T)
@@ -153,14 +157,14 @@ class FisherEstimate:
         basis = v.to(y.device) @ columns.T
         return before._following(basis, s, float(x.square().sum()) / len(x), eta)
 
-    def _iterated(self, x: Tensor, h: Tensor, eta: float) -> Tensor:
+    def _iterated(self, x: Tensor, h: Tensor, eta: float, factor: float = 1.0) -> Tensor:
         """Return y = basis T in float64.
 
         Only the product is made in the arithmetic of x. Added up on top of the much larger
         second term, N alike rows would be rounded alike N times, and at each update again.
         """
         kept = ((1.0 - eta) * (self.d + self.rho)).to(self.basis.device, non_blocking=True)
-        return (kept.unsqueeze(1) * self.basis).add_(h.T @ x, alpha=eta / len(x))
+        return (kept.unsqueeze(1) * self.basis).add_(h.T @ x, alpha=eta / len(x) * factor**2)
 
     def _following(self, basis: Tensor, s: Tensor, mean_power: float, eta: float) -> FisherEstimate:
         """Return the estimate that has the new basis and s; `mean_power` is tr(xx') / N."""

@@ -123,13 +123,17 @@ class OnlineNaturalGradient:
         self._basis = self._e = torch.empty(0)
 
     @torch.no_grad()
-    def precondition(self, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def precondition(
+        self, x: Tensor, out: Tensor | None = None, *, factor: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """Precondition the rows of one minibatch, and learn from them when it is time.
 
         Args:
             x: N x D, float32, float64 or bfloat16; D is the same at every call.
             out: Where to put the rows, x itself included, which saves a copy; by default a new
                 tensor.
+            factor: What x is to be multiplied by before the estimate sees it; neither the rows
+                returned nor the scale are.
 
         Returns:
             The preconditioned rows, not multiplied by the scale, and the scale: a float64 tensor
@@ -144,7 +148,7 @@ class OnlineNaturalGradient:
         with torch.autocast(x.device.type, enabled=False):
             work = x.double() if self._alpha < FLOAT32_ALPHA else x
             norm = _norm(work)
-            fisher = self._current(work, norm)
+            fisher = self._current(work, norm, factor)
             if fisher is None:
                 return out.copy_(x), torch.ones_like(norm)
             basis = self._basis
@@ -152,7 +156,7 @@ class OnlineNaturalGradient:
             lowered = h * self._e
             if updates(self._t, self._update_period) and not self.frozen:
                 # Before x is overwritten, where out is x.
-                self._use(fisher.updated(work, h, norm, self._eta(len(x))), work)
+                self._use(fisher.updated(work, h, norm, self._eta(len(x)), factor), work)
             self._t += 1
             if work.dtype == out.dtype:
                 torch.addmm(work, lowered, basis, alpha=-1.0, out=out)
@@ -207,13 +211,13 @@ class OnlineNaturalGradient:
                 f"{self._fisher.basis.shape[1]}; use one OnlineNaturalGradient for each matrix"
             )
 
-    def _current(self, x: Tensor, norm: Tensor) -> FisherEstimate | None:
+    def _current(self, x: Tensor, norm: Tensor, factor: float) -> FisherEstimate | None:
         """Return the estimate to precondition x with; None where x is to be left alone."""
         fisher = self._fisher
         if x.shape[1] == 1 or (fisher is None and not norm.isfinite()):
             return None
         if fisher is None:
-            first = FisherEstimate.first(x, self._rank, self._eta(len(x)))
+            first = FisherEstimate.first(x, self._rank, self._eta(len(x)), factor)
             return self._use(first, x)
         if self._basis.dtype != x.dtype or self._basis.device != x.device:
             fisher = self._use(fisher.to(x), x)

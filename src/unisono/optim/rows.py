@@ -83,20 +83,20 @@ class RowBuffer:
         width: int,
         dtype: torch.dtype,
         *,
-        factor: float = 1.0,
         ones: bool = False,
-    ) -> Tensor:
-        """Copies rows together.
+    ) -> tuple[Tensor, Tensor]:
+        """Copies rows together, unless they are already.
 
         Args:
             views: Where the rows are, as `input_rows` and `output_rows` return them.
             width: Numbers in a row.
             dtype: What to copy to.
-            factor: What each number is multiplied by on its way.
             ones: Whether a column of ones follows.
 
         Returns:
-            N x width, or N x (width + 1); valid until the next call.
+            The rows, N x width or N x (width + 1), not to be written to; and memory of that shape,
+            valid until the next call, where to put what is computed from them. If they were copied,
+            both are the same.
         """
         count = sum(view.numel() for view in views) // width
         stride = -(-(width + ones) // 16) * 16  # whole cache lines: products like aligned rows
@@ -104,24 +104,25 @@ class RowBuffer:
         if len(kept) < needed or kept.dtype != dtype or kept.device != device:
             self._memory = torch.empty(needed, dtype=dtype, device=device)
         rows = self._memory[:needed].view(count, stride)
-        copy_rows(views, width, rows, factor)
+        into = rows[:, : width + ones]
+        if not ones and len(views) == 1 and _is_matrix(views[0], dtype):
+            return views[0], into
+        copy_rows(views, width, rows)
         if ones:
             rows[:, width] = 1.0
-        return rows[:, : width + ones]
+        return into, into
 
 
-def copy_rows(views: list[Tensor], width: int, rows: Tensor, factor: float = 1.0) -> None:
+def _is_matrix(view: Tensor, dtype: torch.dtype) -> bool:
+    return view.dim() == 2 and view.dtype == dtype and view.is_contiguous()
+
+
+def copy_rows(views: list[Tensor], width: int, rows: Tensor) -> None:
     """Copies rows, each `width` numbers, one view after the other, to the front of `rows`."""
     at = 0
     for view in views:
         some = view.numel() // width
-        into = rows[at : at + some, :width].view(view.shape)
-        if factor == 1.0 or view.dtype != into.dtype:
-            _copy(view, into)
-            if factor != 1.0:  # after the copy: a narrow dtype may overflow
-                into.mul_(factor)
-        else:
-            torch.mul(view, factor, out=into)
+        _copy(view, rows[at : at + some, :width].view(view.shape))
         at += some
 
 
