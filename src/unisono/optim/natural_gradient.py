@@ -64,8 +64,8 @@ class OnlineNaturalGradient:
     is as coarse here as elsewhere.)
 
     **bfloat16 rows** are multiplied by a basis that is rounded as well, and products are known to
-    2^-9, so what is left of a direction that is all but taken away is rough. The estimate itself
-    stays float32.
+    2^-9, so what is left of a direction that is all but taken away is rough; `scale` is known to
+    2^-8. The estimate itself stays float32, and learns from sums in float32 and float64.
 
     **Cost.** 4 N rank D floating-point operations a call; 6 N rank D, and 4 rank^2 D in float64
     besides, where the call updates. `docs/evidence/natural_gradient.md` has floors and
@@ -147,14 +147,15 @@ class OnlineNaturalGradient:
             out = torch.empty_like(x)
         with torch.autocast(x.device.type, enabled=False):
             work = x.double() if self._alpha < FLOAT32_ALPHA else x
-            norm = _norm(work)
+            updating = updates(self._t, self._update_period) and not self.frozen
+            norm = _norm(work, precise=updating)
             fisher = self._current(work, norm, factor)
             if fisher is None:
                 return out.copy_(x), torch.ones_like(norm)
             basis = self._basis
             h = work @ basis.T
             lowered = h * self._e
-            if updates(self._t, self._update_period) and not self.frozen:
+            if updating:
                 # Before x is overwritten, where out is x.
                 self._use(fisher.updated(work, h, norm, self._eta(len(x)), factor), work)
             self._t += 1
@@ -267,9 +268,12 @@ def checked_state(state: Mapping[str, Tensor | float], rank: int) -> tuple[Tenso
     return basis, d, float(state["rho"])
 
 
-def _norm(x: Tensor) -> Tensor:
-    """Return sqrt(tr(xx')) in float64; float32 sums are good along a row, not over a matrix."""
-    wide = torch.float32 if x.dtype is torch.bfloat16 else None
+def _norm(x: Tensor, *, precise: bool = False) -> Tensor:
+    """Return sqrt(tr(xx')) in float64; float32 sums are good along a row, not over a matrix.
+
+    The norm of a bfloat16 row is rounded to bfloat16 unless `precise`, which a CPU does faster.
+    """
+    wide = torch.float32 if precise and x.dtype is torch.bfloat16 else None
     rows = torch.linalg.vector_norm(x, dim=1, dtype=wide)
     norm: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
     return norm
