@@ -321,3 +321,23 @@ def test_another_dimension_is_refused() -> None:
     natural_gradient.precondition(torch.randn(8, 4))
     with pytest.raises(UserError, match="5 columns, earlier minibatches had 4"):
         natural_gradient.precondition(torch.randn(8, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("factor", "near"), [(256.0, 0.0), (100.0, 2e-2)])
+def test_a_factor_is_what_the_estimate_sees(dtype: torch.dtype, factor: float, near: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    near = near if dtype is torch.bfloat16 else near * 1e-3
+    multiplied, given = OnlineNaturalGradient(rank=6), OnlineNaturalGradient(rank=6)
+    for call in range(14):
+        size = 0.0 if call == 6 else 1e-3 if call > 8 else 1e-2  # silence, then a jump
+        x = size * torch.randn(40, 15, generator=generator).cumsum(1)
+        x = x.to(dtype)
+        kept, memory = x.clone(), torch.empty(40, 16, dtype=dtype)[:, :15]
+        rows, scale = multiplied.precondition(x * factor)
+        unscaled, same = given.precondition(x, out=memory, factor=factor)
+        assert unscaled is memory and torch.equal(x, kept)
+        error = (same * unscaled.double() * factor - scale * rows.double()).norm()
+        assert float(error) <= near * float((scale * rows.double()).norm())
+    state, other = multiplied.state_dict(), given.state_dict()
+    assert other["rho"] == pytest.approx(state["rho"], rel=near, abs=0.0)

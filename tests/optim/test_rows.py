@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unisono.optim.rows import copy_rows
+from unisono.optim.rows import RowBuffer, copy_rows
 
 COUNT = 6
 
@@ -44,3 +44,21 @@ def test_what_is_not_a_number_is_copied_too() -> None:
     rows = torch.zeros(COUNT, 8, dtype=torch.bfloat16)
     copy_rows([view], 4, rows)
     assert torch.equal(rows[:, :4].view(torch.int16), view.view(torch.int16))
+
+
+def test_rows_that_are_a_matrix_stay_where_they_are() -> None:
+    buffer = RowBuffer()
+    matrix = torch.randn(COUNT, 10)
+    rows, into = buffer.gather([matrix], 10, torch.float32)
+    assert rows is matrix and into.shape == matrix.shape
+    into.zero_()
+    assert bool(matrix.all())
+    for views, dtype, ones in (
+        ([matrix, matrix], torch.float32, False),
+        ([matrix.T.contiguous().T], torch.float32, False),
+        ([matrix], torch.bfloat16, False),
+        ([matrix], torch.float32, True),
+    ):
+        rows, into = buffer.gather(views, 10, dtype, ones=ones)
+        assert rows is into and torch.equal(rows[:, :10], torch.cat(views).to(dtype))
+        assert not ones or bool((rows[:, 10] == 1.0).all())
