@@ -341,3 +341,16 @@ def test_a_factor_is_what_the_estimate_sees(dtype: torch.dtype, factor: float, n
         assert float(error) <= near * float((scale * rows.double()).norm())
     state, other = multiplied.state_dict(), given.state_dict()
     assert other["rho"] == pytest.approx(state["rho"], rel=near, abs=0.0)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_the_scale_of_bfloat16_rows_restores_their_length(alike: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    natural_gradient = OnlineNaturalGradient(rank=4, update_period=4)
+    for call in range(20):
+        x = torch.randn(1 if alike else 64, 31, generator=generator).expand(64, 31).bfloat16()
+        rows, scale = natural_gradient.precondition(x)
+        length = float(scale * rows.double().norm() / x.double().norm())
+        updating = call <= 10 or call % 4 == 2
+        alone = 2**-8 if updating else 2**-7
+        assert length == pytest.approx(1.0, abs=alone if alike else 2**-10)
