@@ -78,6 +78,7 @@ def work(base, item):
     return item
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     try:
         with WorkerPool(2, int, 0) as pool:
             for item in pool.map(work, range(21)):
