@@ -30,7 +30,7 @@ def stage(tmp_path: Path, prep: Path) -> Iterator[Callable[..., Across]]:
 
 def train_and_kill_the_coordinator(across: Across, intruders: int = 0) -> None:
     across.start_learners()
-    across.wait_until_it_says('"round"')
+    across.wait_until_it_says('"event":"round"')
     places = across.places()
     across.coordinator.kill()  # first: learners that have left would not come back to it
     across.coordinator.wait()
@@ -63,7 +63,7 @@ def test_a_learner_that_is_killed_is_found_at_once(
     """By its place, where nobody listens any more: long before its silence would tell."""
     across = stage(strategy, 3, 6)
     across.start_learners()
-    across.wait_until_it_says('"round"')
+    across.wait_until_it_says('"event":"round"')
     across.learners[2].kill()
     check(across, 1)
     reasons = [e["reason"] for e in across.run.read_metrics() if e["event"] == "lost"]
@@ -78,7 +78,7 @@ def test_a_run_goes_on_under_ten_thousand_connections_of_rubbish(
 ) -> None:
     across = stage(strategy, 2, 30)
     across.start_learners()
-    across.wait_until_it_says('"round"')
+    across.wait_until_it_says('"event":"round"')
     before = [memory(process.pid) for process in (*across.learners, across.coordinator)]
     threads = [
         threading.Thread(target=rubbish, args=(place, 10_000 // 3, n))

@@ -112,7 +112,7 @@ def test_the_rest_goes_on_when_a_host_is_gone(
     hosts = build(delay=delay)
     across = stage(hosts, strategy, 6, timeout=6.0)
     across.start_learners()
-    across.wait_until_it_says('"round"')
+    across.wait_until_it_says('"event":"round"')
     hosts.kill(3)
     check(across, 1)
     lost = [e for e in across.run.read_metrics() if e["event"] == "lost"]
@@ -131,7 +131,7 @@ def test_a_host_that_joins_takes_part(stage: Stage, build: Build, strategy: str)
     hosts = build(learners=4)
     across = stage(hosts, strategy, 12, timeout=60.0)
     across.start_learners()
-    across.wait_until_it_says('"round"')
+    across.wait_until_it_says('"event":"round"')
     # The others would be done before a process has started, so they stand still meanwhile.
     for process in across.learners:
         process.send_signal(signal.SIGSTOP)
@@ -150,7 +150,7 @@ def test_a_host_that_joins_takes_part(stage: Stage, build: Build, strategy: str)
 def test_a_short_partition_only_delays(stage: Stage, hosts: Hosts, strategy: str) -> None:
     across = stage(hosts, strategy, 30, timeout=20.0)
     across.start_learners()
-    across.wait_until_it_says('"round"')
+    across.wait_until_it_says('"event":"round"')
     hosts.pull_cable(3)
     time.sleep(3)
     hosts.plug_in(3)
@@ -164,7 +164,7 @@ def test_who_is_cut_off_for_long_is_held_for_dead_and_comes_back(
     # Those who wait for nobody would otherwise be done before it is back.
     across = stage(hosts, strategy, 300, timeout=6.0)
     across.start_learners()
-    across.wait_until_it_says('"round"')
+    across.wait_until_it_says('"event":"round"')
     hosts.pull_cable(3)
     across.wait_until_it_says("silent for 6 s")
     hosts.plug_in(3)
