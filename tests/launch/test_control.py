@@ -15,6 +15,7 @@ from support.commands import (
     Command,
     Start,
     check_coverage,
+    is_free,
     later,
     lines_of,
     start_training,
@@ -158,6 +159,7 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(
     assert [e["minibatches"] for e in events(out, "checkpoint")] == [committed(out)]
     os.kill(command.process.pid, signal.SIGKILL)
     command.wait()
+    until(lambda: is_free(out), what="the learners to end")
     resumed = start("train", "--resume", "--out", out, "--epochs", "400")
     log = out / "logs" / "learner-0.log"
     before = lines_of(log)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from support.learner_logs import read_logs
+from unisono.fabric.files import take_lock
 
 CONTENDERS = {
     "static": ["averaging", "--set", "strategy.sharding=static", "--set", "strategy.every=512"],
@@ -93,6 +94,12 @@ def until(condition: Callable[[], bool], seconds: float = 100.0, what: str = "")
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
         time.sleep(0.02)
+
+
+def is_free(out: Path) -> bool:
+    """Whether no process trains a run: those of a command that was killed end after it."""
+    with (out / "metrics.jsonl").open("ab") as file:
+        return take_lock(file.fileno())
 
 
 def lines_of(path: Path) -> int:
