@@ -6,9 +6,9 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
-MOST = 2**31 - 1
+LARGEST = 2**31 - 1
 """The largest value that it takes."""
-MOST_OF_OLD = 32 * 2**20
+LARGEST_OF_OLD_GLIBC = 32 * 2**20
 """The largest mmap threshold that old versions of glibc take."""
 
 
@@ -23,6 +23,6 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return
-    mallopt(M_TRIM_THRESHOLD, MOST)
-    if not mallopt(M_MMAP_THRESHOLD, MOST):
-        mallopt(M_MMAP_THRESHOLD, MOST_OF_OLD)
+    mallopt(M_TRIM_THRESHOLD, LARGEST)
+    if not mallopt(M_MMAP_THRESHOLD, LARGEST):
+        mallopt(M_MMAP_THRESHOLD, LARGEST_OF_OLD_GLIBC)

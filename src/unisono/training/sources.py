@@ -23,7 +23,8 @@ def read_before_forks(run: RunDirectory, config: Config) -> Iterator[None]:
     """A context in which learners that are forks of this process find their data in memory.
 
     They share its pages, which nobody writes; each would otherwise normalise all frames for itself,
-    and keep them. So it is with what the first optimizer of a process imports, for a second.
+    and keep them. They also find torch._dynamo imported, for which the first optimizer of a process
+    would need a second.
     """
     import torch._dynamo  # noqa: F401
 
