@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from unisono.config import Config, load
 from unisono.errors import UserError
 from unisono.training import bench
 from unisono.training.bench import Bench, measure_ceiling
+from unisono.training.bench_worker import BenchWorker
 
 SMALL = ["threads=1", "network.hidden=[16]", "network.context=0"]
 
@@ -57,3 +59,13 @@ def test_the_ceiling_is_the_ratio_of_what_was_timed_in_the_same_turn(
     assert (found.learners, found.ratio, found.low, found.high) == (4, 2.5, 2.0, 3.0)
     assert (found.alone_per_s, found.together_per_s) == (10.0, 30.0)
     assert "4 independent processes make 30.0 minibatches a second, one 10.0" in found.line()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_it_computes_in_the_precision_of_train(prep: Path, precision: str) -> None:
+    config = load(None, [*SMALL, f"precision={precision}", "device=cpu"], {"prep": str(prep)})
+    worker = BenchWorker(config, number=0, learners=1, slow=1.0)
+    model, seen = worker._build(), []
+    model.register_forward_hook(lambda module, inputs, logits: seen.append(logits.dtype))
+    worker._loss(model, *next(worker._minibatches()))
+    assert seen == [getattr(torch, precision)]
